@@ -1,0 +1,70 @@
+// Package script runs Lua scripts by digest, and by text where the server
+// does not have them. It is for the packages of holdfast.
+package script
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Evaler is what a script needs of a client: any go-redis client, connection
+// or pipeline has it.
+type Evaler interface {
+	Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd
+	EvalSha(ctx context.Context, sha1 string, keys []string, args ...any) *redis.Cmd
+}
+
+// Script is one script. It is immutable and safe for concurrent use.
+type Script struct {
+	text string
+	sha  string // empty where SHA-1 may not be computed: the text is sent then
+}
+
+// New makes a Script of its text.
+func New(text string) *Script { return &Script{text: text, sha: digest(text)} }
+
+// digest names the script as the server does. It secures nothing, but a
+// process under GODEBUG=fips140=only may not compute it: crypto/sha1 panics.
+func digest(text string) (sha string) {
+	defer func() {
+		if recover() != nil {
+			sha = ""
+		}
+	}()
+	sum := sha1.Sum([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// Run runs the script by its digest, and by its text when the server answers
+// that it does not know it: after a restart, a failover or SCRIPT FLUSH.
+func (s *Script) Run(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
+	cmd := s.Queue(ctx, c, keys, args...)
+	if Missing(cmd.Err()) {
+		return s.Load(ctx, c, keys, args...)
+	}
+	return cmd
+}
+
+// Queue sends the script by its digest only. In a pipeline the answer is not
+// there yet; the caller looks for Missing when it is.
+func (s *Script) Queue(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
+	if s.sha == "" {
+		return c.Eval(ctx, s.text, keys, args...)
+	}
+	return c.EvalSha(ctx, s.sha, keys, args...)
+}
+
+// Load sends the script's text, which also puts it into the server's cache.
+func (s *Script) Load(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
+	return c.Eval(ctx, s.text, keys, args...)
+}
+
+// Missing reports whether err says that the server does not know a digest. It
+// looks at the text: hooks may have wrapped or decorated the server's error.
+func Missing(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "NOSCRIPT")
+}

@@ -1,0 +1,24 @@
+// Package lua holds the Redis scripts of holdfast, one a file, each with its
+// contract in a comment at its head. It is for the library's own packages;
+// the scripts and their arguments may change in any release.
+package lua
+
+import _ "embed"
+
+var (
+	// Acquire takes a free lock, or tells who holds it.
+	//go:embed acquire.lua
+	Acquire string
+
+	// Release deletes a lock if it is the caller's.
+	//go:embed release.lua
+	Release string
+
+	// Renew raises what is left of many leases, each if it is the caller's.
+	//go:embed renew.lua
+	Renew string
+
+	// Extend sets what is left of one lease, if it is the caller's.
+	//go:embed extend.lua
+	Extend string
+)
