@@ -1,0 +1,293 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+const (
+	// attemptLimit bounds one attempt. An answer that comes when the validity
+	// has passed is of no use, so the shorter of both counts.
+	attemptLimit = 5 * time.Second
+
+	// slow is how long an attempt may take before it is suspected that the
+	// client has given up one try of it and sent another.
+	slow = time.Second
+)
+
+// Acquire takes the lock of key. If somebody has it, it waits, first come first
+// served among the goroutines of this process, until ctx or WithWait ends. ctx
+// bounds the wait and the hold: when it ends, the context of the lock has ended
+// with it and nothing is renewed any more; the key stays until Release or the end
+// of its TTL, because the work may still be cleaning up.
+//
+// Exactly one of lock and error is not nil. Errors: ErrNotAcquired,
+// ErrUnavailable, ErrDeadlock, ErrInvalid, ErrClosed. One that came because ctx
+// ended also matches ctx's error and cause.
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+	return l.acquire(ctx, key, opts, true)
+}
+
+// TryAcquire makes one attempt to take the lock of key, of at most 5 seconds or
+// the validity of the lease, whichever is shorter. Errors are those of Acquire.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+	return l.acquire(ctx, key, opts, false)
+}
+
+func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bool) (*Lock, error) {
+	if ctx == nil {
+		return nil, invalid("nil context")
+	}
+	cfg, err := l.config.with(opts)
+	if err != nil {
+		return nil, err
+	}
+	full, err := cfg.fullKey(key)
+	if err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, withContext(ctx, fmt.Errorf("holdfast: acquire %q", key))
+	}
+	if !l.enter() {
+		return nil, ErrClosed
+	}
+	defer l.group.done()
+	owner, err := newOwner(cfg.holder)
+	if err != nil {
+		return nil, err
+	}
+	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl}
+	if outer := heldBy(ctx, l.resource, full); outer != nil {
+		return nil, deadlock(k, outer, wait)
+	}
+	w := want{l: l, ctx: ctx, k: k, start: clock.Now()}
+	if wait = wait && cfg.wait != 0; wait && cfg.wait > 0 {
+		w.end = w.start.Add(cfg.wait)
+	}
+	return w.run(wait)
+}
+
+// enter counts a call, so that Close waits for it. It refuses when Close has begun.
+func (l *Locker) enter() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		return false
+	}
+	l.group.add()
+	return true
+}
+
+func (l *Locker) isClosing() bool {
+	select {
+	case <-l.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// deadlock is the error for a flow that asks for what it holds. One that would
+// not have waited is also told that the lock is held.
+func deadlock(k, outer *Lock, wait bool) error {
+	err := error(&DeadlockError{Key: k.key, Cycle: []DeadlockWait{{
+		Holder: outer.config.holder, Key: k.key, WaitsFor: k.key, Since: outer.since.Wall(),
+	}}})
+	if !wait {
+		held := &HeldError{Key: k.key, Holder: outer.config.holder, TTL: outer.validUntil().Sub(clock.Now())}
+		return &chain{texts: err.Error(), errs: []error{err, held}}
+	}
+	return err
+}
+
+// want is one acquisition under way. It belongs to its goroutine.
+type want struct {
+	l        *Locker
+	ctx      context.Context
+	k        *Lock
+	start    clock.Instant
+	end      clock.Instant // of WithWait; 0: none
+	attempts int
+
+	held    *HeldError // the latest refusal
+	failure error      // the latest failure to learn the outcome
+	unsure  bool       // failure is newer than held
+	unknown bool       // a try may have taken the lock without our knowing
+}
+
+// errWaitOver ends a wait by WithWait.
+var errWaitOver = errors.New("wait over")
+
+// run tries, waits if it may, and settles what was left open.
+func (w *want) run(wait bool) (*Lock, error) {
+	var err error
+	if wait {
+		err = w.wait()
+	} else {
+		err = w.try(false)
+	}
+	if err == nil {
+		w.k.config.acquired(w.k.key, clock.Now().Sub(w.start), w.attempts)
+		return w.k, nil
+	}
+	w.l.mu.Lock()
+	w.k.stage = gone
+	w.l.mu.Unlock()
+	if w.unknown {
+		w.l.settler.add(w.k, false)
+	}
+	err = w.report(err)
+	w.k.config.refused(w.k.key, err)
+	return nil, err
+}
+
+// report makes the caller's error of the last one.
+func (w *want) report(err error) error {
+	if errors.Is(err, ErrClosed) || w.l.isClosing() && !isFinal(err) {
+		return ErrClosed
+	}
+	if errors.Is(err, ErrInvalid) {
+		return err
+	}
+	switch {
+	case w.held != nil && !w.unsure && w.failure != nil:
+		err = &chain{
+			texts: fmt.Sprintf("%v (before: %v)", w.held, w.failure),
+			errs:  []error{w.held, opaqueContext{w.failure}},
+		}
+	case w.held != nil && !w.unsure:
+		err = w.held
+	case w.failure != nil:
+		err = unavailable("acquire", w.k.key, w.failure)
+	default: // the wait ended before anything was learned
+		err = unavailable("acquire", w.k.key, err)
+	}
+	return withContext(w.ctx, err)
+}
+
+// answer is what one attempt brought.
+type answer struct {
+	grant Grant
+	err   error
+}
+
+// try makes one attempt. It returns nil when the lock is held, live and in the
+// watchdog's care.
+func (w *want) try(contended bool) error {
+	l, k := w.l, w.k
+	sent := clock.Now()
+	limit := min(attemptLimit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	if w.end != 0 {
+		limit = min(limit, w.end.Sub(sent))
+	}
+	if limit <= 0 {
+		return errWaitOver
+	}
+	w.attempts++
+	request := Request{
+		Lease: k.lease(), Contended: contended, Fencing: k.config.fencing,
+		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
+	}
+	got, err := run(l, w.ctx, w.ctx.Done(), l.closing, limit, func(ctx context.Context) answer {
+		grant, err := l.store.Acquire(ctx, request)
+		return answer{grant, err}
+	}, func(late answer) { l.late(k, late.err) })
+	if err == nil {
+		err = got.err
+	}
+	if err != nil {
+		return w.refused(err)
+	}
+	if err := l.grant(w.ctx, k, got.grant, sent, w.unknown || clock.Now().Sub(sent) > slow); err != nil {
+		return w.refused(err)
+	}
+	return nil
+}
+
+// refused notes why an attempt failed.
+func (w *want) refused(err error) error {
+	var held *HeldError
+	if errors.As(err, &held) {
+		held.Key = w.k.key
+		w.held, w.unsure = held, false
+		return err
+	}
+	w.unknown = true
+	// An attempt that the end of the wait cut short does not outweigh a refusal.
+	cut := w.ctx.Err() != nil || w.end != 0 && clock.Now() >= w.end
+	if !cut || w.held == nil {
+		w.failure, w.unsure = err, true
+	}
+	return err
+}
+
+// late deals with the answer to an attempt that its caller had given up. If the
+// acquisition is still under way or has been granted since, what is open will be
+// settled when it ends.
+func (l *Locker) late(k *Lock, err error) {
+	var held *HeldError
+	if errors.As(err, &held) {
+		return
+	}
+	l.mu.Lock()
+	open := k.stage == gone
+	k.suspect = k.suspect || !open
+	l.mu.Unlock()
+	if open {
+		l.settler.add(k, false)
+	}
+}
+
+// grant makes k live: from here on the watchdog cares for it.
+//
+// Invariant: a lock is live only if its validity has not ended, its parent
+// context has not ended, and the Locker is not closed; otherwise what was taken
+// is given back.
+func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant, suspect bool) error {
+	lease := k.ttl
+	if g.Left > 0 { // an earlier try started the lease, so only what is left counts
+		lease = min(lease, g.Left)
+	}
+	parent := ctx
+	if k.token = g.Token; k.config.fencing {
+		parent = fencing.NewContext(ctx, g.Token)
+	}
+	k.ctx.k = k
+	k.ctx.Context, k.cancel = context.WithCancelCause(parent)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := clock.Now()
+	k.since = now
+	k.limit = capAt(now, k.config.maxHoldOf(k.ttl))
+	until := validUntil(sent, lease, k.config.marginOf(k.ttl), k.limit)
+	k.until.Store(int64(until))
+	var err error
+	switch {
+	case l.ended:
+		err = ErrClosed
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case now >= until:
+		err = errTooLate
+	default:
+		k.stage, k.suspect = live, k.suspect || suspect
+		l.arm(k, sent, g.Left > 0)
+		return nil
+	}
+	k.cancel(err)
+	return err
+}
+
+// capAt returns the moment d after now, without overflow.
+func capAt(now clock.Instant, d time.Duration) clock.Instant {
+	if d > maxTTL*10 {
+		d = maxTTL * 10
+	}
+	return now.Add(d)
+}

@@ -1,0 +1,179 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// Extend sets what is left of the lease to ttl, and makes it the TTL of later
+// renewals, so that it may be longer or shorter than before. It waits for the
+// answer until ctx or the validity ends. When it returns nil the new lease is
+// confirmed. The cap on the hold stays.
+//
+// ErrLost or ErrNotHeld: the lock is not held (any more). ErrUnavailable: no
+// answer came; the shorter of both leases counts from then on. ErrInvalid: ttl
+// is impossible, and nothing was sent.
+func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
+	if k == nil || k.l == nil {
+		return ErrNotHeld
+	}
+	if ctx == nil {
+		return invalid("nil context")
+	}
+	if err := checkTTL(ttl); err != nil {
+		return err
+	}
+	if err := k.config.check(ttl); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return withContext(ctx, unavailable("extend", k.key, errInterrupted))
+	}
+	done, err := k.l.startExtend(ctx, k)
+	if err != nil {
+		return withContext(ctx, unavailable("extend", k.key, err))
+	}
+	defer done()
+	if err := k.heldError(); err != nil {
+		return err
+	}
+	for n := 1; ; n++ {
+		err := k.l.extend(ctx, k, ttl)
+		if err == nil || errors.Is(err, ErrNotHeld) {
+			return err
+		}
+		if held := k.heldError(); held != nil {
+			return held
+		}
+		pause := backoff(n, firstPause, mostPause)
+		if isFinal(err) || ctx.Err() != nil || clock.Now().Add(pause) >= k.validUntil() {
+			return withContext(ctx, unavailable("extend", k.key, err))
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// heldError is nil while the lock is held, else what Extend returns.
+func (k *Lock) heldError() error {
+	err := k.Err()
+	if err == nil || errors.Is(err, ErrNotHeld) {
+		return err
+	}
+	return &chain{texts: "holdfast: extend " + k.key + ": " + err.Error(), errs: []error{ErrNotHeld, err}}
+}
+
+// startExtend waits for the Extend of the same lock that is under way. The caller
+// calls done when it is through.
+func (l *Locker) startExtend(ctx context.Context, k *Lock) (done func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k.setting != nil {
+		busy := k.setting
+		l.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			err = errInterrupted
+		}
+		if l.mu.Lock(); err != nil {
+			return nil, err
+		}
+	}
+	busy := make(chan struct{})
+	k.setting = busy
+	return func() {
+		l.mu.Lock()
+		k.setting = nil
+		l.mu.Unlock()
+		close(busy)
+	}, nil
+}
+
+// extend makes one try.
+//
+// Invariant: validity never exceeds what the server keeps, in whatever order the
+// commands under way arrive. A shorter lease counts from before it is sent, and
+// one whose fate is unknown stays a ceiling, because it may still be set. Renewals
+// that were sent before say nothing any more (epoch), and the script of a renewal
+// never shortens. Only one Extend of a lock is under way at a time.
+func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
+	l.mu.Lock()
+	if k.stage != live {
+		l.mu.Unlock()
+		return errInterrupted
+	}
+	sent := clock.Now()
+	k.epoch++
+	if ttl < k.ttl {
+		l.setLease(k, ttl)
+		until := validUntil(sent, ttl, k.config.marginOf(ttl), k.limit)
+		l.setValidity(k, min(k.validUntil(), until))
+	}
+	limit := min(attemptLimit, k.validUntil().Sub(sent))
+	l.mu.Unlock()
+
+	lease := Lease{Key: k.full, Owner: k.owner, TTL: ttl}
+	err, gaveUp := run(l, ctx, ctx.Done(), nil, max(limit, time.Millisecond), func(ctx context.Context) error {
+		return l.store.Extend(ctx, lease)
+	}, func(late error) { l.lateExtend(k, late) })
+	if gaveUp != nil {
+		err = gaveUp
+	}
+	return l.extended(k, ttl, sent, err)
+}
+
+// setLease changes the length of later leases; l.mu is held.
+func (l *Locker) setLease(k *Lock, ttl time.Duration) {
+	if k.ceiling > 0 {
+		ttl = min(ttl, k.ceiling)
+	}
+	k.ttl = ttl
+	k.renewal.every = k.config.renewalOf(ttl)
+}
+
+// extended takes in the answer to one try.
+func (l *Locker) extended(k *Lock, ttl time.Duration, sent clock.Instant, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var lost *LostError
+	if errors.As(err, &lost) {
+		lost = &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
+		if l.drop(k, gone) {
+			l.lose(k, lost)
+		}
+		return lost
+	}
+	if err != nil {
+		if k.ceiling == 0 || ttl < k.ceiling {
+			k.ceiling = ttl
+		}
+		return err
+	}
+	if k.stage != live || clock.Now() >= k.validUntil() {
+		if k.stage != over && !k.giving.done {
+			l.settler.add(k, false) // a late answer does not revive it
+		}
+		return errTooLate
+	}
+	l.setLease(k, ttl)
+	l.confirm(k, sent, k.ttl)
+	l.rouse()
+	return nil
+}
+
+// lateExtend deals with an answer that nobody waited for any more.
+func (l *Locker) lateExtend(k *Lock, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && k.stage == gone && !k.giving.done {
+		l.settler.add(k, false)
+	}
+}

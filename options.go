@@ -1,0 +1,328 @@
+package holdfast
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/keyspace"
+)
+
+const (
+	// Unlimited, given to WithMaxHold, lifts the cap on the hold.
+	Unlimited time.Duration = 1<<63 - 1
+
+	minTTL     = 10 * time.Millisecond
+	maxTTL     = 10 * 365 * 24 * time.Hour // far below what Redis takes, and free of overflow
+	maxKey     = 64 << 10
+	maxHolder  = 128
+	minRenewal = time.Millisecond
+
+	defaultTTL     = 30 * time.Second
+	defaultMaxHold = 10 * time.Minute
+)
+
+// Option changes a setting. Those given to New are the defaults of the Locker;
+// those given to a call override them for that call. An Option may be used any
+// number of times and by any number of goroutines.
+type Option interface{ apply(*config) error }
+
+type optionFunc func(*config) error
+
+func (f optionFunc) apply(c *config) error { return f(c) }
+
+// config holds the settings of one acquisition. It is not changed once it has
+// been resolved, so that many locks share the Locker's.
+type config struct {
+	ttl          time.Duration
+	wait         time.Duration // negative: until the context ends
+	renewEvery   time.Duration // 0: a third of the TTL
+	noRenewal    bool
+	maxHold      time.Duration // 0: the default
+	margin       time.Duration // negative: a tenth of the TTL
+	holder       string
+	prefix       string
+	fencing      bool
+	replicas     int
+	replicaLimit time.Duration
+	logger       *slog.Logger // nil: slog.Default()
+	observer     Observer
+
+	// What the list being applied has named, to find contradictions in it.
+	namedRenewEvery, namedNoRenewal bool
+}
+
+// WithTTL sets the length of the lease, 30 s by default, at least 10 ms. If the
+// holder dies its lock is free after that time; a living holder renews. It is
+// rounded up to whole milliseconds on the server.
+func WithTTL(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if err := checkTTL(d); err != nil {
+			return err
+		}
+		c.ttl = d
+		return nil
+	})
+}
+
+// WithWait limits how long Acquire waits for a lock that is held; 0 means one
+// attempt. Without it the wait ends with the context alone. Unlike a deadline on
+// the context it does not shorten the hold.
+func WithWait(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if d < 0 {
+			return invalid("WithWait(%v): must not be negative", d)
+		}
+		c.wait = d
+		return nil
+	})
+}
+
+// WithRenewEvery sets the time between renewals, a third of the TTL by default.
+// It must be below the validity, which is TTL - TTL/100 - 2 ms - margin.
+func WithRenewEvery(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if d < minRenewal {
+			return invalid("WithRenewEvery(%v): must be at least %v", d, minRenewal)
+		}
+		c.renewEvery, c.noRenewal, c.namedRenewEvery = d, false, true
+		return nil
+	})
+}
+
+// WithoutRenewal makes a fixed lease: nothing is renewed, and the context of the
+// lock carries the end of its validity as its deadline.
+func WithoutRenewal() Option {
+	return optionFunc(func(c *config) error {
+		c.noRenewal, c.namedNoRenewal = true, true
+		return nil
+	})
+}
+
+// WithMaxHold caps the total hold, 10 minutes by default (or the TTL, if that is
+// longer): a stuck holder that still renews would keep everybody out for ever.
+// At the cap the context ends with ErrMaxHold and nothing is renewed any more.
+// Unlimited lifts it.
+func WithMaxHold(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if d <= 0 {
+			return invalid("WithMaxHold(%v): must be positive; Unlimited lifts the cap", d)
+		}
+		c.maxHold = d
+		return nil
+	})
+}
+
+// WithMargin sets the time between the end of validity and the earliest moment
+// at which the key can expire, a tenth of the TTL by default: the time that the
+// holder has to stop.
+func WithMargin(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if d < 0 {
+			return invalid("WithMargin(%v): must not be negative", d)
+		}
+		c.margin = d
+		return nil
+	})
+}
+
+// WithHolder sets the name that others see while this Locker holds a lock; by
+// default host name, process id and four random hex digits. Printable ASCII or
+// letters of any script, no "/", at most 128 bytes.
+func WithHolder(name string) Option {
+	return optionFunc(func(c *config) error {
+		if err := checkHolder(name); err != nil {
+			return err
+		}
+		c.holder = name
+		return nil
+	})
+}
+
+// WithPrefix puts prefix before every key, to keep locks apart from data.
+func WithPrefix(prefix string) Option {
+	return optionFunc(func(c *config) error {
+		c.prefix = prefix
+		return nil
+	})
+}
+
+// WithFencing draws a fencing token with every grant, in the same step. It needs
+// a counter key beside the lock, in its cluster slot, which has no TTL.
+func WithFencing() Option {
+	return optionFunc(func(c *config) error {
+		c.fencing = true
+		return nil
+	})
+}
+
+// WithReplicas grants a lock only after n replicas have acknowledged it within
+// timeout (Redis command WAIT); otherwise it is given back and the call fails
+// with a *ReplicaError. A lock that no replica has seen is gone after a failover.
+// An acknowledged one can still be lost, if a replica without it is promoted.
+// n = 0 switches it off.
+func WithReplicas(n int, timeout time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if n < 0 {
+			return invalid("WithReplicas(%d, %v): the number must not be negative", n, timeout)
+		}
+		if n > 0 && timeout < time.Millisecond {
+			return invalid("WithReplicas(%d, %v): the timeout must be at least 1ms", n, timeout)
+		}
+		c.replicas, c.replicaLimit = n, timeout
+		return nil
+	})
+}
+
+// WithLogger sets where two rare warnings go, slog.Default() by default: a lock
+// that was lost, and a Release that found the lock no longer its own.
+func WithLogger(logger *slog.Logger) Option {
+	return optionFunc(func(c *config) error {
+		if logger == nil {
+			return invalid("WithLogger: nil logger")
+		}
+		c.logger = logger
+		return nil
+	})
+}
+
+// WithObserver sets functions that are told what happens. See Observer.
+func WithObserver(o Observer) Option {
+	return optionFunc(func(c *config) error {
+		c.observer = o
+		return nil
+	})
+}
+
+// defaults returns the settings of a Locker without options.
+func defaults() config {
+	return config{ttl: defaultTTL, wait: -1, margin: -1}
+}
+
+// with returns c with opts applied and checked.
+func (c *config) with(opts []Option) (*config, error) {
+	if len(opts) == 0 {
+		return c, nil
+	}
+	n := *c
+	n.namedRenewEvery, n.namedNoRenewal = false, false
+	for _, o := range opts {
+		if o == nil {
+			return nil, invalid("nil option")
+		}
+		if err := o.apply(&n); err != nil {
+			return nil, err
+		}
+	}
+	if n.namedRenewEvery && n.namedNoRenewal {
+		return nil, invalid("WithRenewEvery and WithoutRenewal contradict each other")
+	}
+	return &n, n.check(n.ttl)
+}
+
+// check refuses settings that leave no validity with a lease of length ttl.
+func (c *config) check(ttl time.Duration) error {
+	left := validity(ttl, c.marginOf(ttl))
+	if left <= 0 {
+		return invalid("WithMargin(%v) leaves no validity of WithTTL(%v)", c.margin, ttl)
+	}
+	if every := c.renewalOf(ttl); !c.noRenewal && every >= left {
+		return invalid("WithRenewEvery(%v) is not below the validity %v of WithTTL(%v)", every, left, ttl)
+	}
+	if c.replicas > 0 && c.replicaLimit >= left {
+		return invalid("the timeout %v of WithReplicas is not below the validity %v of WithTTL(%v)",
+			c.replicaLimit, left, ttl)
+	}
+	return nil
+}
+
+func (c *config) marginOf(ttl time.Duration) time.Duration {
+	if c.margin >= 0 {
+		return c.margin
+	}
+	return ttl / 10
+}
+
+func (c *config) renewalOf(ttl time.Duration) time.Duration {
+	if c.renewEvery > 0 {
+		return c.renewEvery
+	}
+	return ttl / 3
+}
+
+func (c *config) maxHoldOf(ttl time.Duration) time.Duration {
+	if c.maxHold > 0 {
+		return c.maxHold
+	}
+	return max(defaultMaxHold, ttl)
+}
+
+// fullKey returns the key on the server.
+func (c *config) fullKey(key string) (string, error) {
+	if key == "" {
+		return "", invalid("empty key")
+	}
+	if len(c.prefix)+len(key) > maxKey {
+		return "", invalid("key of %d bytes: at most %d with its prefix", len(c.prefix)+len(key), maxKey)
+	}
+	full := c.prefix + key
+	if c.fencing {
+		if _, ok := keyspace.Companion(full, "fence"); !ok {
+			return "", invalid("key %q: its braces leave no room for a companion key in its cluster slot", full)
+		}
+	}
+	return full, nil
+}
+
+func checkTTL(d time.Duration) error {
+	if d < minTTL {
+		return invalid("TTL %v: must be at least %v", d, minTTL)
+	}
+	if d > maxTTL {
+		return invalid("TTL %v: must be at most %v", d, maxTTL)
+	}
+	return nil
+}
+
+func checkHolder(name string) error {
+	if name == "" || len(name) > maxHolder {
+		return invalid("holder name of %d bytes: must have 1 to %d", len(name), maxHolder)
+	}
+	for _, r := range name {
+		if r == '/' || !strconv.IsPrint(r) {
+			return invalid("holder name %q: %q is not allowed", name, r)
+		}
+	}
+	return nil
+}
+
+// defaultHolder is host name, process id and four random hex digits.
+func defaultHolder() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	host = strings.Map(func(r rune) rune {
+		if r == '/' || !strconv.IsPrint(r) {
+			return '_'
+		}
+		return r
+	}, host)
+	if len(host) > 64 {
+		host = strings.ToValidUTF8(host[:64], "_")
+	}
+	var b [2]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand
+	return host + "-" + strconv.Itoa(os.Getpid()) + "-" + hex.EncodeToString(b[:])
+}
+
+// millis returns d in whole milliseconds, rounded up: the one place where a
+// duration becomes a number for the server. A lease that lives longer than was
+// asked is safe; one that lives shorter is not.
+func millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}

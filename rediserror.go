@@ -1,0 +1,78 @@
+package holdfast
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/script"
+)
+
+// finalError is one that waiting cannot heal.
+type finalError struct{ error }
+
+func (e *finalError) Unwrap() error { return e.error }
+func (e *finalError) Final() bool   { return true }
+
+// healing are the beginnings of server errors that pass by themselves.
+var healing = []string{
+	"BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED", "NOREPLICAS",
+	"UNKILLABLE", "NOSCRIPT", "ERR max number of clients",
+}
+
+// wrap grades an error of the client. One that waiting can heal comes back as it
+// is; one that it cannot is made final. A hold stands more: a lock in use is
+// worth trying for while a server that is full or was demoted may recover.
+func (s *redisStore) wrap(err error, hold bool) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, redis.ErrClosed) {
+		return &finalError{err}
+	}
+	text, ok := serverError(err)
+	if !ok {
+		return err // network, timeout, pool
+	}
+	for _, beginning := range healing {
+		if strings.HasPrefix(text, beginning) {
+			return err
+		}
+	}
+	if says(text, "READONLY") && (hold || s.traits.failover) || says(text, "OOM") && hold {
+		return err
+	}
+	return &finalError{err}
+}
+
+// replyError is an error that a server put into a list of answers.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (e replyError) RedisError()   {}
+
+// serverError returns the text of an error that the server answered with, also
+// when a hook has wrapped it.
+func serverError(err error) (string, bool) {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return reply.Error(), true
+	}
+	return "", false
+}
+
+// says reports whether a server's error has this code: at its beginning, or
+// inside the text that servers before 7.0 put around errors within scripts.
+func says(text, code string) bool {
+	return strings.HasPrefix(text, code) ||
+		strings.HasPrefix(text, "ERR ") && strings.Contains(text, ": "+code) ||
+		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "-"+code)
+}
+
+func isMissing(err error) bool { return script.Missing(err) }
+
+// isSplit reports whether a slot that is moving has its keys on two servers.
+func isSplit(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "TRYAGAIN") || strings.Contains(err.Error(), "CROSSSLOT"))
+}

@@ -1,0 +1,223 @@
+package holdfast
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/keyspace"
+	"github.com/holdfast-go/holdfast/internal/script"
+	"github.com/holdfast-go/holdfast/lua"
+)
+
+var (
+	acquireScript = script.New(lua.Acquire)
+	releaseScript = script.New(lua.Release)
+	renewScript   = script.New(lua.Renew)
+	extendScript  = script.New(lua.Extend)
+)
+
+// redisStore is the Store on one Redis: a server, Sentinel, Cluster or Ring. It
+// never closes the client, which is the caller's.
+type redisStore struct {
+	client redis.UniversalClient
+	traits clientTraits
+	ready  atomic.Bool // scripts have been seen to run
+}
+
+func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, invalid("nil client")
+	}
+	return &redisStore{client: client, traits: traitsOf(client)}, nil
+}
+
+// Acquire sends SET NX PX. Only if that is refused, or was a moment ago, a script
+// tells who has the lock; it also knows our own value again, because go-redis
+// repeats a command whose reply was lost and is then refused by its own first try.
+func (s *redisStore) Acquire(ctx context.Context, r Request) (Grant, error) {
+	if err := s.prepare(ctx, r.Lease); err != nil {
+		return Grant{}, err
+	}
+	if r.Replicas > 0 {
+		return s.acquireReplicated(ctx, r)
+	}
+	grant, _, err := s.attempt(ctx, s.client, r)
+	return grant, err
+}
+
+// commander is what an attempt needs of a client or of one connection.
+type commander interface {
+	script.Evaler
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// attempt takes the lock. ours says that an earlier try of the same owner had.
+func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant Grant, ours bool, err error) {
+	if !r.Fencing && !r.Contended {
+		cmd := redis.NewBoolCmd(ctx, "set", r.Key, r.Owner, "nx", "px", millis(r.TTL))
+		_ = c.Process(ctx, cmd) // the error is in cmd
+		if taken, err := cmd.Result(); taken || err != nil {
+			return Grant{}, false, s.wrap(err, false)
+		}
+	}
+	return s.take(r, acquireScript.Run(ctx, c, lockKeys(r), r.Owner, millis(r.TTL)))
+}
+
+// prepare finds out, before anything is taken, that the server runs scripts: a
+// lock that could be taken and not released would be worse than none. It is one
+// EVAL in the life of a Locker, and leaves the release script in the cache.
+func (s *redisStore) prepare(ctx context.Context, l Lease) error {
+	if s.ready.Load() {
+		return nil
+	}
+	if err := releaseScript.Load(ctx, s.client, []string{l.Key}, l.Owner).Err(); err != nil {
+		if err = s.wrap(err, false); isFinal(err) {
+			return fmt.Errorf("the server does not run the scripts that a lock needs: %w", err)
+		}
+		return err
+	}
+	s.ready.Store(true)
+	return nil
+}
+
+// lockKeys returns the keys of the acquire script.
+func lockKeys(r Request) []string {
+	if !r.Fencing {
+		return []string{r.Key}
+	}
+	fence, _ := keyspace.Companion(r.Key, "fence") // checked before the call was made
+	return []string{r.Key, fence}
+}
+
+// take reads the answer of the acquire script. ours says that an earlier try of
+// the same owner had taken the lock.
+func (s *redisStore) take(r Request, cmd *redis.Cmd) (grant Grant, ours bool, err error) {
+	reply, err := cmd.Slice()
+	if err != nil {
+		return Grant{}, false, s.wrap(err, false)
+	}
+	if len(reply) < 2 {
+		return Grant{}, false, fmt.Errorf("acquire script: unexpected answer %v", reply)
+	}
+	code, _ := reply[0].(int64)
+	text, _ := reply[1].(string)
+	var left int64
+	if len(reply) > 2 {
+		left, _ = reply[2].(int64)
+	}
+	switch code {
+	case 0:
+		return Grant{}, false, &HeldError{Key: r.Key, Holder: holderOf(text), TTL: leftOf(left)}
+	case 1, 2:
+		token, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return Grant{}, false, fmt.Errorf("acquire script: token %q is not a number", text)
+		}
+		grant = Grant{Token: fencing.Token(token)}
+		if code == 2 {
+			grant.Left = max(leftOf(left), time.Millisecond)
+		}
+		return grant, code == 2, nil
+	}
+	return Grant{}, false, fmt.Errorf("acquire script: unexpected answer %v", reply)
+}
+
+// leftOf converts a PTTL answer: -1 means no expiry, 0 less than a millisecond.
+func leftOf(pttl int64) time.Duration {
+	if pttl == 0 {
+		pttl = 1
+	}
+	return time.Duration(pttl) * time.Millisecond
+}
+
+// holderOf returns the holder's name in a lock's value. A value in another form
+// was written by another client, and is its own name.
+func holderOf(value string) string {
+	if i := strings.LastIndexByte(value, '/'); i >= 0 {
+		value = value[:i]
+	}
+	if len(value) > maxHolder {
+		value = strings.ToValidUTF8(value[:maxHolder], "")
+	}
+	return value
+}
+
+// acquireReplicated takes the lock and sends WAIT on one connection: WAIT counts
+// the writes of its own connection only. go-redis does not replace a pinned
+// connection that broke, so the WAIT cannot slip to another one.
+func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, error) {
+	node, err := s.traits.node(ctx, r.Key)
+	if err != nil {
+		return Grant{}, s.wrap(err, false)
+	}
+	conn := node.Conn()
+	defer func() { _ = conn.Close() }() // back to the pool
+	grant, ours, err := s.attempt(ctx, conn, r)
+	if err == nil && ours {
+		// Taken by an earlier try, perhaps on another connection. A write on this
+		// one comes after it, so its acknowledgement covers both.
+		grant.Left = 0
+		err = s.verdict(extendScript.Run(ctx, conn, []string{r.Key}, r.Owner, millis(r.TTL)))
+	}
+	if err != nil {
+		if _, moved := redis.IsMovedError(err); moved {
+			s.traits.reload(ctx)
+		}
+		return Grant{}, err
+	}
+	acked, err := conn.Wait(ctx, r.Replicas, r.ReplicaLimit).Result()
+	if err == nil && acked >= int64(r.Replicas) {
+		return grant, nil
+	}
+	if err == nil {
+		err = &finalError{&ReplicaError{Acked: int(acked), Wanted: r.Replicas}}
+	}
+	err = s.wrap(err, false)
+	if undo := s.Release(ctx, r.Lease); undo != nil {
+		return Grant{}, fmt.Errorf("%w; giving it back: %v", err, undo)
+	}
+	return Grant{}, err
+}
+
+// Release deletes the key if it is the owner's.
+func (s *redisStore) Release(ctx context.Context, l Lease) error {
+	return s.verdict(releaseScript.Run(ctx, s.client, []string{l.Key}, l.Owner))
+}
+
+// Extend sets what is left of the lease.
+func (s *redisStore) Extend(ctx context.Context, l Lease) error {
+	return s.verdict(extendScript.Run(ctx, s.client, []string{l.Key}, l.Owner, millis(l.TTL)))
+}
+
+// verdict reads an answer that says whether the key was the owner's.
+func (s *redisStore) verdict(cmd *redis.Cmd) error {
+	reply, err := cmd.Result()
+	if err != nil {
+		return s.wrap(err, true)
+	}
+	return s.ownership(reply)
+}
+
+// ownership reads one such answer.
+func (s *redisStore) ownership(reply any) error {
+	switch reply {
+	case int64(1):
+		return nil
+	case int64(0):
+		return &LostError{Reason: LostGone}
+	case int64(-1):
+		return &LostError{Reason: LostTaken}
+	}
+	if text, ok := reply.(string); ok {
+		return s.wrap(replyError(text), true)
+	}
+	return fmt.Errorf("lock script: unexpected answer %v", reply)
+}

@@ -1,0 +1,152 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+const (
+	releaseLimit = 5 * time.Second        // Release comes back within this
+	releaseLeast = 250 * time.Millisecond // for the one try that it always makes
+)
+
+// giving is the state of a lock's release, guarded by Locker.mu.
+type giving struct {
+	busy   chan struct{} // closed when the Release under way is through; nil: none
+	done   bool          // there was a definite answer
+	unsure bool          // a try went out whose answer never came
+	err    error         // of the last Release that got no answer
+}
+
+// Release ends the lock: renewal stops, the context ends with ErrReleased, and the
+// key is deleted if it is still this lock's. It is made for defer: it takes no
+// context, works when that of Acquire has ended, and comes back within 5 seconds
+// or what is left of the validity, whichever is shorter, having tried at least
+// once.
+//
+// nil means that the key was this lock's until then. ErrLost means that it was
+// not: the critical section may have overlapped with another; that is also
+// logged. ErrUnavailable means that no answer came; the key then ends with its
+// TTL at the latest, and Release may be called again. After a definite answer
+// further calls, from any goroutine, ask nothing of the server and return
+// ErrNotHeld.
+func (k *Lock) Release() error {
+	if k == nil || k.l == nil {
+		return ErrNotHeld
+	}
+	l := k.l
+	l.mu.Lock()
+	for k.giving.busy != nil { // somebody else is at it: share what comes of it
+		busy := k.giving.busy
+		l.mu.Unlock()
+		<-busy
+		l.mu.Lock()
+		if err := k.giving.err; err != nil {
+			l.mu.Unlock()
+			return err
+		}
+	}
+	if k.giving.done {
+		l.mu.Unlock()
+		return ErrNotHeld
+	}
+	k.giving.busy, k.giving.err = make(chan struct{}), nil
+	stopped := l.drop(k, over)
+	l.mu.Unlock()
+	if stopped {
+		k.cancel(ErrReleased)
+	}
+	return l.give(k)
+}
+
+// give sends the release and keeps its outcome.
+func (l *Locker) give(k *Lock) error {
+	err := l.sendRelease(k)
+	now := clock.Now()
+	l.mu.Lock()
+	definite := err == nil || errors.Is(err, ErrLost)
+	if definite {
+		k.giving.done, k.stage = true, gone
+	} else {
+		k.giving.err = err
+	}
+	suspect := k.suspect
+	close(k.giving.busy)
+	k.giving.busy = nil
+	l.mu.Unlock()
+	if !definite {
+		return err
+	}
+	l.poke(k.full)
+	if suspect {
+		l.settler.add(k, true)
+	}
+	k.config.released(k.key, now.Sub(k.since))
+	if err != nil {
+		k.config.lost(k.key, k.owner, "release found the lock no longer held", err)
+	}
+	return err
+}
+
+// sendRelease asks until there is a definite answer, a refusal that trying again
+// cannot heal, or the time is over.
+func (l *Locker) sendRelease(k *Lock) error {
+	if lost := k.knownLost(); lost != nil {
+		return lost
+	}
+	l.mu.Lock()
+	lease := k.lease()
+	l.mu.Unlock()
+	start := clock.Now()
+	end := start.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(start))))
+	for n := 1; ; n++ {
+		left := end.Sub(clock.Now())
+		// A third of what is left: one lost reply must not cost the whole time.
+		limit := min(left, max(left/3, releaseLeast))
+		err, gaveUp := run(l, context.WithoutCancel(k.ctx.Context), nil, nil, limit,
+			func(ctx context.Context) error { return l.store.Release(ctx, lease) }, nil)
+		if gaveUp != nil {
+			err = gaveUp
+		}
+		err = k.released(err)
+		if err == nil || errors.Is(err, ErrLost) {
+			return err
+		}
+		pause := backoff(n, firstPause, mostPause)
+		if isFinal(err) || clock.Now().Add(pause) >= end {
+			return unavailable("release", k.key, err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// knownLost returns the loss that the server itself has already told.
+func (k *Lock) knownLost() *LostError {
+	var lost *LostError
+	if k.ctx.Err() != nil && errors.As(context.Cause(&k.ctx), &lost) &&
+		(lost.Reason == LostGone || lost.Reason == LostTaken) {
+		return lost
+	}
+	return nil
+}
+
+// released reads the answer to one try. Absent counts as released if an earlier
+// try may have deleted the key and its lease cannot have ended by itself.
+func (k *Lock) released(err error) error {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	var lost *LostError
+	if !errors.As(err, &lost) {
+		if err != nil {
+			k.giving.unsure = true
+		}
+		return err
+	}
+	if lost.Reason == LostGone && k.giving.unsure && clock.Now() < k.validUntil() {
+		return nil
+	}
+	return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
+}

@@ -1,0 +1,174 @@
+package holdfast
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+const (
+	settleCalls = 4               // requests under way
+	settleLimit = 2 * time.Second // one request
+	firstSettle = 20 * time.Millisecond
+	mostSettle  = time.Second
+
+	// settleAgain is when a key is looked at once more. An abandoned command can
+	// still run after its clean-up: a server that was stopped and goes on may
+	// execute what a closed connection had sent before what came on another one.
+	settleAgain = time.Second
+)
+
+// settler compare-and-deletes the keys of acquisitions whose fate is unknown. One
+// goroutine works off a list, with a few requests under way at a time, however
+// long the list is; it lives while there are entries. An entry leaves the list
+// after a definite answer and a second look, or when every lease that it can have
+// started has ended.
+type settler struct {
+	l    *Locker
+	wake chan struct{} // one element
+
+	mu sync.Mutex
+	// What follows is guarded by mu.
+	open     unsettledHeap
+	flying   int // requests under way
+	running  bool
+	finished bool // Close has begun: entries get one last try
+}
+
+// unsettled is one entry.
+type unsettled struct {
+	lease Lease
+	due   clock.Instant
+	end   clock.Instant // give up: the lease has ended by itself
+	tries int
+	again bool // this is the second look
+}
+
+// add puts the key of k on the list. again starts with the second look: the key
+// has just been deleted, but an abandoned try may still run.
+func (s *settler) add(k *Lock, again bool) {
+	now := clock.Now()
+	u := &unsettled{lease: Lease{Key: k.full, Owner: k.owner}, due: now, again: again}
+	u.end = now.Add(max(k.ttl, k.config.ttl)).Add(2 * settleAgain)
+	if again {
+		u.due = now.Add(settleAgain)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	heap.Push(&s.open, u)
+	if s.running {
+		s.rouse()
+		return
+	}
+	s.running = true
+	s.l.group.start(s.work) // ends when nothing is open and nothing under way
+}
+
+// finish lets every entry have one last try now, when Close has begun. The second
+// look keeps its pause: it is there to come later.
+func (s *settler) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.finished = true
+	now := clock.Now()
+	for _, u := range s.open {
+		if !u.again {
+			u.due = min(u.due, now)
+		}
+	}
+	heap.Init(&s.open)
+	s.rouse()
+}
+
+func (s *settler) rouse() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *settler) work() {
+	timer := time.NewTimer(mostSettle)
+	defer timer.Stop()
+	for {
+		sleep, more := s.send()
+		if !more {
+			return
+		}
+		timer.Reset(sleep)
+		select {
+		case <-timer.C:
+		case <-s.wake:
+			timer.Stop()
+		}
+	}
+}
+
+// send starts the tries that are due, and returns how long none will be.
+func (s *settler) send() (sleep time.Duration, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := clock.Now()
+	for len(s.open) > 0 && s.flying < settleCalls && s.open[0].due <= now {
+		u := heap.Pop(&s.open).(*unsettled)
+		s.flying++
+		s.l.group.start(func() { s.try(u) }) // ends within settleLimit
+	}
+	if len(s.open) == 0 && s.flying == 0 {
+		s.running = false
+		return 0, false
+	}
+	if len(s.open) == 0 || s.flying == settleCalls {
+		return mostSettle, true // an answer rouses us
+	}
+	return s.open[0].due.Sub(now), true
+}
+
+// try makes one try, and puts the entry back unless it is settled.
+func (s *settler) try(u *unsettled) {
+	err, gaveUp := run(s.l, s.l.base, nil, nil, settleLimit, func(ctx context.Context) error {
+		return s.l.store.Release(ctx, u.lease)
+	}, nil)
+	if gaveUp != nil {
+		err = gaveUp
+	}
+	now := clock.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.rouse()
+	s.flying--
+	var lost *LostError
+	definite := err == nil || errors.As(err, &lost)
+	switch {
+	case definite && u.again:
+		return
+	case definite:
+		u.again, u.due = true, now.Add(settleAgain)
+	case isFinal(err) || now >= u.end || s.finished:
+		return // it is left to its TTL
+	default:
+		u.tries++
+		u.due = now.Add(backoff(u.tries, firstSettle, mostSettle))
+	}
+	heap.Push(&s.open, u)
+}
+
+// unsettledHeap is a heap of entries by the moment they are due.
+type unsettledHeap []*unsettled
+
+func (h unsettledHeap) Len() int           { return len(h) }
+func (h unsettledHeap) Less(i, j int) bool { return h[i].due < h[j].due }
+func (h unsettledHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *unsettledHeap) Push(x any)        { *h = append(*h, x.(*unsettled)) }
+
+func (h *unsettledHeap) Pop() any {
+	last := len(*h) - 1
+	u := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return u
+}

@@ -1,0 +1,62 @@
+package holdfast
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fencing"
+)
+
+// Store is a foundation that a Locker stands on. Waiting, renewal, validity,
+// limits and errors are the Locker's; a Store talks to the server. Its methods
+// are called from many goroutines at once.
+//
+// A method should return when ctx ends, but the Locker does not rely on it: it
+// goes on without the answer, and settles what the call may have done.
+//
+// An error whose chain has a method Final() bool that returns true ends an
+// acquisition at once, because waiting cannot heal it. All other errors are
+// tried again within the wait or the validity.
+type Store interface {
+	// Acquire makes one attempt to take r.Key for r.Owner. It must be idempotent
+	// for an owner. It returns a *HeldError when somebody else has the lock, and
+	// another error when it could not learn the outcome.
+	Acquire(ctx context.Context, r Request) (Grant, error)
+
+	// Renew raises what is left of each lease to its TTL, and returns one result
+	// for each: nil, a *LostError when the lock is not the owner's, or another
+	// error when it could not learn the outcome.
+	Renew(ctx context.Context, leases []Lease) []error
+
+	// Extend sets what is left of a lease to its TTL, whether longer or shorter.
+	// Results are those of Renew.
+	Extend(ctx context.Context, l Lease) error
+
+	// Release deletes the lock if it is the owner's. Results are those of Renew.
+	Release(ctx context.Context, l Lease) error
+}
+
+// Lease names one acquisition of a lock.
+type Lease struct {
+	Key   string // as the server sees it
+	Owner string // never used for another acquisition
+	TTL   time.Duration
+}
+
+// Request is one attempt to take a lock.
+type Request struct {
+	Lease
+	Contended    bool          // the lock was held a moment ago; a hint
+	Fencing      bool          // draw a token with the grant
+	Replicas     int           // acknowledgements to wait for; 0: none
+	ReplicaLimit time.Duration // how long to wait for them
+}
+
+// Grant is the answer to a Request that took the lock.
+type Grant struct {
+	Token fencing.Token // 0 without fencing
+
+	// Left, if not 0, says that an earlier try of the same owner had taken the
+	// lock, and what was left of its lease when this try was answered.
+	Left time.Duration
+}

@@ -1,0 +1,189 @@
+package holdfast
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// Pauses between the attempts of a waiter.
+const (
+	firstPause = 10 * time.Millisecond
+	mostPause  = 250 * time.Millisecond
+	leastPause = time.Millisecond
+)
+
+// queue holds the goroutines of this Locker that wait for one key, first come
+// first served. Only the first of them asks the store.
+//
+// Invariant: while anybody waits, exactly one turn has been given: to waiting[0].
+type queue struct {
+	waiting []*turn
+	held    *HeldError    // what the first learned last
+	since   clock.Instant // when
+	failure error         // newer than held, if not nil
+}
+
+// turn is one waiter's place.
+type turn struct {
+	first chan struct{} // closed when it is this one's turn to ask
+	poke  chan struct{} // a local release: ask now
+}
+
+// wait tries to take the lock until it is held, the wait ends, or a refusal
+// cannot be healed by waiting.
+func (w *want) wait() error {
+	if !w.l.contended(w.k.full) {
+		if err := w.try(false); err == nil || !w.again(err) {
+			return err
+		}
+	}
+	q, t := w.l.join(w.k.full, w)
+	defer w.l.leave(w.k.full, q, t)
+	var over <-chan time.Time
+	if w.end != 0 {
+		timer := time.NewTimer(w.end.Sub(clock.Now()))
+		defer timer.Stop()
+		over = timer.C
+	}
+	select {
+	case <-t.first:
+	case <-over:
+		return w.giveUp(q, errWaitOver)
+	case <-w.ctx.Done():
+		return w.giveUp(q, w.ctx.Err())
+	case <-w.l.closing:
+		return ErrClosed
+	}
+	return w.poll(q, t, over)
+}
+
+// poll asks again and again, with pauses that grow.
+func (w *want) poll(q *queue, t *turn, over <-chan time.Time) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for n := 1; ; n++ {
+		timer.Reset(w.l.pause(q, n))
+		select {
+		case <-timer.C:
+		case <-t.poke:
+			timer.Stop()
+		case <-over:
+			return w.giveUp(q, errWaitOver)
+		case <-w.ctx.Done():
+			return w.giveUp(q, w.ctx.Err())
+		case <-w.l.closing:
+			return ErrClosed
+		}
+		err := w.try(true)
+		if err == nil || !w.again(err) {
+			return err
+		}
+		w.l.note(q, w)
+	}
+}
+
+// again reports whether an attempt that failed may be made again.
+func (w *want) again(err error) bool {
+	return w.ctx.Err() == nil && err != errWaitOver && !w.l.isClosing() && !isFinal(err)
+}
+
+// giveUp takes over what the first in the queue has learned, for the error.
+func (w *want) giveUp(q *queue, err error) error {
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	if q.held != nil {
+		held := *q.held
+		held.Key = w.k.key
+		if held.TTL > 0 {
+			held.TTL = max(0, held.TTL-clock.Now().Sub(q.since))
+		}
+		w.held = &held
+	}
+	if q.failure != nil {
+		w.failure = q.failure
+	}
+	w.unsure = q.failure != nil || w.held == nil && w.failure != nil
+	return err
+}
+
+// pause returns how long the first in the queue waits before attempt n: never
+// past the moment at which the holder's lease ends.
+func (l *Locker) pause(q *queue, n int) time.Duration {
+	d := backoff(n, firstPause, mostPause)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q.held != nil && q.failure == nil && q.held.TTL > 0 {
+		d = min(d, q.held.TTL-clock.Now().Sub(q.since))
+	}
+	return max(d, leastPause)
+}
+
+// contended reports whether somebody in this process waits for the key already.
+func (l *Locker) contended(full string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.queues[full] != nil
+}
+
+// join puts a waiter at the end of the key's queue.
+func (l *Locker) join(full string, w *want) (*queue, *turn) {
+	t := &turn{first: make(chan struct{}), poke: make(chan struct{}, 1)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q := l.queues[full]
+	if q == nil {
+		q = &queue{}
+		l.queues[full] = q
+		close(t.first)
+	}
+	q.waiting = append(q.waiting, t)
+	q.learn(w)
+	return q, t
+}
+
+// leave takes a waiter out, whatever it got, and gives its turn on.
+func (l *Locker) leave(full string, q *queue, t *turn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, other := range q.waiting {
+		if other != t {
+			continue
+		}
+		q.waiting = append(q.waiting[:i], q.waiting[i+1:]...)
+		if len(q.waiting) == 0 {
+			delete(l.queues, full)
+		} else if i == 0 {
+			close(q.waiting[0].first)
+		}
+		return
+	}
+}
+
+// note keeps what the first in the queue has learned, for the others.
+func (l *Locker) note(q *queue, w *want) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q.learn(w)
+}
+
+func (q *queue) learn(w *want) {
+	switch {
+	case w.unsure:
+		q.failure = w.failure
+	case w.held != nil:
+		q.held, q.since, q.failure = w.held, clock.Now(), nil
+	}
+}
+
+// poke tells the first who waits in this process that the key was released here.
+func (l *Locker) poke(full string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q := l.queues[full]; q != nil {
+		select {
+		case q.waiting[0].poke <- struct{}{}:
+		default:
+		}
+	}
+}
