@@ -171,12 +171,6 @@ func (w *want) report(err error) error {
 	return withContext(w.ctx, err)
 }
 
-// answer is what one attempt brought.
-type answer struct {
-	grant Grant
-	err   error
-}
-
 // try makes one attempt. It returns nil when the lock is held, live and in the
 // watchdog's care.
 func (w *want) try(contended bool) error {
@@ -190,21 +184,15 @@ func (w *want) try(contended bool) error {
 		return errWaitOver
 	}
 	w.attempts++
-	request := Request{
+	c := &call{Context: w.ctx, l: l, k: k, op: acquireOp, request: Request{
 		Lease: k.lease(), Contended: contended, Fencing: k.config.fencing,
 		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
-	}
-	got, err := run(l, w.ctx, w.ctx.Done(), l.closing, limit, func(ctx context.Context) answer {
-		grant, err := l.store.Acquire(ctx, request)
-		return answer{grant, err}
-	}, func(late answer) { l.late(k, late.err) })
+	}}
+	err := c.run(w.ctx.Done(), l.closing, limit)
 	if err == nil {
-		err = got.err
+		err = l.grant(w.ctx, k, c.grant, sent, w.unknown || clock.Now().Sub(sent) > slow)
 	}
 	if err != nil {
-		return w.refused(err)
-	}
-	if err := l.grant(w.ctx, k, got.grant, sent, w.unknown || clock.Now().Sub(sent) > slow); err != nil {
 		return w.refused(err)
 	}
 	return nil
@@ -225,23 +213,6 @@ func (w *want) refused(err error) error {
 		w.failure, w.unsure = err, true
 	}
 	return err
-}
-
-// late deals with the answer to an attempt that its caller had given up. If the
-// acquisition is still under way or has been granted since, what is open will be
-// settled when it ends.
-func (l *Locker) late(k *Lock, err error) {
-	var held *HeldError
-	if errors.As(err, &held) {
-		return
-	}
-	l.mu.Lock()
-	open := k.stage == gone
-	k.suspect = k.suspect || !open
-	l.mu.Unlock()
-	if open {
-		l.settler.add(k, false)
-	}
 }
 
 // grant makes k live: from here on the watchdog cares for it.

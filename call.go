@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,10 +60,11 @@ func (g *group) wait(limit time.Duration) {
 	}
 }
 
-// waiter is what a caller needs to wait for a call. Only this package sees it,
-// so it is reused; the call itself is a context that hooks may keep.
+// waiter is what a caller needs to wait for a call. It is reused after a call
+// that was answered.
 type waiter struct {
 	answered chan struct{} // one element
+	done     chan struct{} // closed when a call is abandoned, and then not reused
 	timer    *time.Timer
 }
 
@@ -73,53 +75,62 @@ const (
 	abandoned
 )
 
+// operation is what a call asks of the store.
+type operation uint8
+
+const (
+	acquireOp operation = iota
+	releaseOp
+	extendOp
+)
+
 // call is one request to the store, on a goroutine of its own: clients may not
 // heed contexts (go-redis does not apply them to its sockets by default), and
 // our calls come back within their own bounds all the same. It is the context
-// that the request gets.
+// that the request gets. A context that is kept beyond its call may end at any
+// time.
 //
 // Invariant: its result is taken exactly once, by the caller (answered) or by
 // late (abandoned).
-type call[T any] struct {
+type call struct {
 	context.Context // for its values
+	l               *Locker
+	k               *Lock // nil: nobody's any more
+	op              operation
+	request         Request
 	deadline        time.Time
 	done            chan struct{}
 	state           atomic.Int32
-	result          T
+	grant           Grant
+	err             error
 }
 
-func (c *call[T]) Deadline() (time.Time, bool) { return c.deadline, true }
-func (c *call[T]) Done() <-chan struct{}       { return c.done }
+func (c *call) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *call) Done() <-chan struct{}       { return c.done }
 
-func (c *call[T]) Err() error {
-	if c.state.Load() == abandoned {
+func (c *call) Err() error {
+	select {
+	case <-c.done:
 		return context.Canceled
+	default:
+		return nil
 	}
-	return nil
 }
 
-// run runs fn and returns its result; or it gives up after limit, or when stop
-// or closing is closed, and returns an error. Then late gets the result, if and when
-// fn returns; it may be nil.
-func run[T any](l *Locker, ctx context.Context, stop, closing <-chan struct{}, limit time.Duration,
-	fn func(context.Context) T, late func(T)) (T, error) {
-	w := l.waiter(limit)
-	c := &call[T]{Context: ctx, deadline: time.Now().Add(limit), done: make(chan struct{})}
+// run sends the request and returns its error; or it gives up after limit, or
+// when stop or closing is closed, and returns an error of its own. Then late gets
+// the result, if and when the store returns.
+func (c *call) run(stop, closing <-chan struct{}, limit time.Duration) error {
+	l := c.l
+	w := l.waiters.get(limit)
+	c.deadline, c.done = time.Now().Add(limit), w.done
 	l.group.add()
-	go func() { // ended by fn: at the latest by the client's own timeouts
-		defer l.group.done()
-		c.result = fn(c)
-		if c.state.CompareAndSwap(running, answered) {
-			w.answered <- struct{}{}
-		} else if late != nil {
-			late(c.result)
-		}
-	}()
+	go c.send(w.answered) // ends with the store's answer: at the latest by the client's own timeouts
 	var err error
 	select {
 	case <-w.answered:
-		l.recycle(w)
-		return c.result, nil
+		l.waiters.put(w)
+		return c.err
 	case <-w.timer.C:
 		err = &noAnswerError{limit}
 	case <-stop:
@@ -128,26 +139,88 @@ func run[T any](l *Locker, ctx context.Context, stop, closing <-chan struct{}, l
 		err = errInterrupted
 	}
 	if c.state.CompareAndSwap(running, abandoned) {
-		close(c.done)
-		l.recycle(w)
-		var none T
-		return none, err
+		close(w.done)
+		w.timer.Stop()
+		return err
 	}
 	<-w.answered // the answer came at the same moment, and it counts
-	l.recycle(w)
-	return c.result, nil
+	l.waiters.put(w)
+	return c.err
 }
 
-func (l *Locker) waiter(limit time.Duration) *waiter {
-	if w, ok := l.waiters.Get().(*waiter); ok {
+// send is the call's goroutine.
+func (c *call) send(reply chan<- struct{}) {
+	defer c.l.group.done()
+	switch c.op {
+	case acquireOp:
+		c.grant, c.err = c.l.store.Acquire(c, c.request)
+	case releaseOp:
+		c.err = c.l.store.Release(c, c.request.Lease)
+	case extendOp:
+		c.err = c.l.store.Extend(c, c.request.Lease)
+	}
+	if c.state.CompareAndSwap(running, answered) {
+		reply <- struct{}{}
+		return
+	}
+	if c.k != nil {
+		c.late()
+	}
+}
+
+// late deals with an answer that its caller had given up on. A grant or a longer
+// lease that nobody wants is settled. If the acquisition is still under way or has
+// been granted since, what is open will be settled when it ends.
+func (c *call) late() {
+	var held *HeldError
+	unwanted := c.op == acquireOp && !errors.As(c.err, &held) || c.op == extendOp && c.err == nil
+	if !unwanted {
+		return
+	}
+	c.l.mu.Lock()
+	open := c.k.stage == gone
+	if c.op == extendOp {
+		open = open && !c.k.giving.done
+	} else if !open {
+		c.k.suspect = true
+	}
+	c.l.mu.Unlock()
+	if open {
+		c.l.settler.add(c.k, false)
+	}
+}
+
+// waiterPool keeps waiters for reuse. It belongs to a Locker: what a testing/
+// synctest bubble has made must stay in it.
+type waiterPool struct {
+	mu   sync.Mutex
+	idle []*waiter
+}
+
+// maxIdle is how many waiters are kept.
+const maxIdle = 64
+
+func (p *waiterPool) get(limit time.Duration) *waiter {
+	p.mu.Lock()
+	if last := len(p.idle) - 1; last >= 0 {
+		w := p.idle[last]
+		p.idle = p.idle[:last]
+		p.mu.Unlock()
 		w.timer.Reset(limit)
 		return w
 	}
-	return &waiter{answered: make(chan struct{}, 1), timer: time.NewTimer(limit)}
+	p.mu.Unlock()
+	return &waiter{
+		answered: make(chan struct{}, 1), done: make(chan struct{}), timer: time.NewTimer(limit),
+	}
 }
 
-// recycle puts w back. It is nobody's any more: the call has used it, or will not.
-func (l *Locker) recycle(w *waiter) {
+// put takes w back, after its call was answered.
+func (p *waiterPool) put(w *waiter) {
 	w.timer.Stop()
-	l.waiters.Put(w)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.idle) < maxIdle {
+		p.idle = append(p.idle, w)
+	}
 }

@@ -120,14 +120,9 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 	limit := min(attemptLimit, k.validUntil().Sub(sent))
 	l.mu.Unlock()
 
-	lease := Lease{Key: k.full, Owner: k.owner, TTL: ttl}
-	err, gaveUp := run(l, ctx, ctx.Done(), nil, max(limit, time.Millisecond), func(ctx context.Context) error {
-		return l.store.Extend(ctx, lease)
-	}, func(late error) { l.lateExtend(k, late) })
-	if gaveUp != nil {
-		err = gaveUp
-	}
-	return l.extended(k, ttl, sent, err)
+	c := &call{Context: ctx, l: l, k: k, op: extendOp}
+	c.request.Lease = Lease{Key: k.full, Owner: k.owner, TTL: ttl}
+	return l.extended(k, ttl, sent, c.run(ctx.Done(), nil, max(limit, time.Millisecond)))
 }
 
 // setLease changes the length of later leases; l.mu is held.
@@ -167,13 +162,4 @@ func (l *Locker) extended(k *Lock, ttl time.Duration, sent clock.Instant, err er
 	l.confirm(k, sent, k.ttl)
 	l.rouse()
 	return nil
-}
-
-// lateExtend deals with an answer that nobody waited for any more.
-func (l *Locker) lateExtend(k *Lock, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err == nil && k.stage == gone && !k.giving.done {
-		l.settler.add(k, false)
-	}
 }

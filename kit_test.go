@@ -28,7 +28,7 @@ func bubble(t *testing.T, fn func(t *testing.T, m *miniredis.Miniredis)) {
 func memClient(t *testing.T, m *miniredis.Miniredis, change ...func(*redis.Options)) *redis.Client {
 	t.Helper()
 	o := &redis.Options{
-		Addr: "memory:0", Protocol: 2, DisableIdentity: true,
+		Addr: "127.0.0.1:1", Protocol: 2, DisableIdentity: true,
 		Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
 	}
 	for _, f := range change {

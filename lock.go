@@ -28,7 +28,7 @@ type Locker struct {
 	group   group
 	notify  notifier
 	settler settler
-	waiters sync.Pool
+	waiters waiterPool
 	base    context.Context // for work that no caller waits for
 	cancel  context.CancelFunc
 
@@ -294,6 +294,7 @@ func (l *Locker) Close() error {
 		l.end(k, ErrClosed)
 	}
 	l.closeErr = l.releaseAll(locks)
+	l.rouse() // the watchdog has nothing left, and ends
 	l.settler.finish()
 	l.group.wait(closeLimit - clock.Now().Sub(start))
 	l.cancel()

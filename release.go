@@ -15,7 +15,8 @@ const (
 
 // giving is the state of a lock's release, guarded by Locker.mu.
 type giving struct {
-	busy   chan struct{} // closed when the Release under way is through; nil: none
+	busy   bool          // a Release is under way
+	after  chan struct{} // closed when it is through, for those who wait
 	done   bool          // there was a definite answer
 	unsure bool          // a try went out whose answer never came
 	err    error         // of the last Release that got no answer
@@ -39,10 +40,13 @@ func (k *Lock) Release() error {
 	}
 	l := k.l
 	l.mu.Lock()
-	for k.giving.busy != nil { // somebody else is at it: share what comes of it
-		busy := k.giving.busy
+	for k.giving.busy { // somebody else is at it: share what comes of it
+		if k.giving.after == nil {
+			k.giving.after = make(chan struct{})
+		}
+		after := k.giving.after
 		l.mu.Unlock()
-		<-busy
+		<-after
 		l.mu.Lock()
 		if err := k.giving.err; err != nil {
 			l.mu.Unlock()
@@ -53,7 +57,7 @@ func (k *Lock) Release() error {
 		l.mu.Unlock()
 		return ErrNotHeld
 	}
-	k.giving.busy, k.giving.err = make(chan struct{}), nil
+	k.giving.busy, k.giving.err = true, nil
 	stopped := l.drop(k, over)
 	l.mu.Unlock()
 	if stopped {
@@ -74,8 +78,11 @@ func (l *Locker) give(k *Lock) error {
 		k.giving.err = err
 	}
 	suspect := k.suspect
-	close(k.giving.busy)
-	k.giving.busy = nil
+	k.giving.busy = false
+	if k.giving.after != nil {
+		close(k.giving.after)
+		k.giving.after = nil
+	}
 	l.mu.Unlock()
 	if !definite {
 		return err
@@ -106,12 +113,12 @@ func (l *Locker) sendRelease(k *Lock) error {
 		left := end.Sub(clock.Now())
 		// A third of what is left: one lost reply must not cost the whole time.
 		limit := min(left, max(left/3, releaseLeast))
-		err, gaveUp := run(l, context.WithoutCancel(k.ctx.Context), nil, nil, limit,
-			func(ctx context.Context) error { return l.store.Release(ctx, lease) }, nil)
-		if gaveUp != nil {
-			err = gaveUp
+		c := &call{Context: k.ctx.Context, l: l, op: releaseOp} // its values, not its end
+		c.request.Lease = lease
+		err := c.run(nil, nil, limit)
+		if err != nil {
+			err = k.released(err)
 		}
-		err = k.released(err)
 		if err == nil || errors.Is(err, ErrLost) {
 			return err
 		}
@@ -125,24 +132,26 @@ func (l *Locker) sendRelease(k *Lock) error {
 
 // knownLost returns the loss that the server itself has already told.
 func (k *Lock) knownLost() *LostError {
+	cause := context.Cause(&k.ctx)
+	if cause == ErrReleased {
+		return nil
+	}
 	var lost *LostError
-	if k.ctx.Err() != nil && errors.As(context.Cause(&k.ctx), &lost) &&
+	if errors.As(cause, &lost) &&
 		(lost.Reason == LostGone || lost.Reason == LostTaken) {
 		return lost
 	}
 	return nil
 }
 
-// released reads the answer to one try. Absent counts as released if an earlier
+// released reads the answer to a try that failed. Absent counts as released if an earlier
 // try may have deleted the key and its lease cannot have ended by itself.
 func (k *Lock) released(err error) error {
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
 	var lost *LostError
 	if !errors.As(err, &lost) {
-		if err != nil {
-			k.giving.unsure = true
-		}
+		k.giving.unsure = true
 		return err
 	}
 	if lost.Reason == LostGone && k.giving.unsure && clock.Now() < k.validUntil() {

@@ -2,7 +2,6 @@ package holdfast
 
 import (
 	"container/heap"
-	"context"
 	"errors"
 	"sync"
 	"time"
@@ -130,12 +129,9 @@ func (s *settler) send() (sleep time.Duration, more bool) {
 
 // try makes one try, and puts the entry back unless it is settled.
 func (s *settler) try(u *unsettled) {
-	err, gaveUp := run(s.l, s.l.base, nil, nil, settleLimit, func(ctx context.Context) error {
-		return s.l.store.Release(ctx, u.lease)
-	}, nil)
-	if gaveUp != nil {
-		err = gaveUp
-	}
+	c := &call{Context: s.l.base, l: s.l, op: releaseOp}
+	c.request.Lease = u.lease
+	err := c.run(nil, nil, settleLimit)
 	now := clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -36,8 +36,10 @@ type watchdog struct {
 	expiries schedule // by the end of validity
 	renewals schedule // by the next renewal due
 	running  bool
+	idle     bool          // no lock has been held since it looked last
 	wake     chan struct{} // one element: something became due earlier
 	calls    int           // renewals under way
+	next     clock.Instant // when it will look again
 
 	wallSkew time.Duration // wall clock minus elapsed time, when last looked at
 }
@@ -64,6 +66,7 @@ func (d *watchdog) all() []*Lock { return append([]*Lock(nil), d.expiries.locks.
 // renewal now, because little may be left of the lease.
 func (l *Locker) arm(k *Lock, sent clock.Instant, atOnce bool) {
 	d := &l.watch
+	d.idle = false
 	k.renewal.every = k.config.renewalOf(k.ttl)
 	k.renewal.at = sent.Add(k.renewal.every)
 	if atOnce {
@@ -77,7 +80,7 @@ func (l *Locker) arm(k *Lock, sent clock.Instant, atOnce bool) {
 		d.running = true
 		d.wallSkew = wallSkew()
 		l.group.start(l.watchLoop) // ends when no lock is live
-	} else if d.expiries.locks[0] == k || k.renewal.place == 1 {
+	} else if k.validUntil() < d.next || k.renewal.place > 0 && k.renewal.at < d.next {
 		l.rouse()
 	}
 }
@@ -101,9 +104,6 @@ func (l *Locker) drop(k *Lock, next stage) bool {
 	heap.Remove(&l.watch.expiries, k.expiry-1)
 	if k.renewal.place > 0 {
 		heap.Remove(&l.watch.renewals, k.renewal.place-1)
-	}
-	if len(l.watch.expiries.locks) == 0 {
-		l.rouse() // to end
 	}
 	return true
 }
@@ -176,10 +176,9 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 	l.watch.lookAtWall(now)
 	losses := l.expired(now)
 	batches := l.due(now)
-	sleep, more = l.watch.next(now)
-	if !more {
-		l.watch.running = false
-	}
+	sleep = l.watch.sleep(now)
+	l.watch.next = now.Add(sleep)
+	more = !l.watch.idles(l.ended)
 	l.mu.Unlock()
 	for _, lost := range losses {
 		if lost.err != nil {
@@ -206,16 +205,28 @@ func (l *Locker) expired(now clock.Instant) (losses []loss) {
 	return losses
 }
 
-// next returns how long nothing will be due; l.mu is held.
-func (d *watchdog) next(now clock.Instant) (sleep time.Duration, more bool) {
-	if len(d.expiries.locks) == 0 {
-		return 0, false
+// sleep returns how long nothing will be due; l.mu is held.
+func (d *watchdog) sleep(now clock.Instant) time.Duration {
+	at := now.Add(tick)
+	if len(d.expiries.locks) > 0 {
+		at = min(at, d.expiries.locks[0].validUntil())
 	}
-	at := d.expiries.locks[0].validUntil()
 	if len(d.renewals.locks) > 0 && d.calls < maxCalls { // else an answer rouses us
 		at = min(at, d.renewals.locks[0].renewal.at)
 	}
-	return max(0, min(tick, at.Sub(now))), true
+	return max(0, at.Sub(now))
+}
+
+// idles ends the watchdog when no lock is held for a whole tick, or at once when
+// the Locker is being closed: a service that takes one short lock after the other
+// need not start it each time. l.mu is held.
+func (d *watchdog) idles(closing bool) bool {
+	none := len(d.expiries.locks) == 0
+	if none && (d.idle || closing) {
+		d.running = false
+	}
+	d.idle = none
+	return !d.running
 }
 
 // lookAtWall makes everything due when the wall clock has moved by itself: the
