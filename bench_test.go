@@ -2,25 +2,45 @@ package holdfast
 
 import (
 	"context"
+	"fmt"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/script"
 	"github.com/holdfast-go/holdfast/lua"
 )
 
-// BenchmarkBare is the same two commands through bare go-redis: what a cycle is
-// compared with.
-func BenchmarkBareMem(b *testing.B) {
-	m := miniredis.RunT(b)
-	benchBare(b, redis.NewClient(&redis.Options{Addr: m.Addr()}))
+// BenchmarkCycle takes and gives back a lock that nobody else wants, next to the
+// same two commands through bare go-redis; on the in-process fake, for the
+// allocations, and on a real server, for time and commands.
+func BenchmarkCycle(b *testing.B) {
+	b.Run("memory/bare", func(b *testing.B) { benchBare(b, memoryClient(b)) })
+	b.Run("memory/holdfast", func(b *testing.B) { benchCycle(b, memoryClient(b)) })
+	if testing.Short() {
+		return
+	}
+	s := redistest.Start(b)
+	b.Run("redis/bare", func(b *testing.B) { benchBare(b, s.Client()) })
+	b.Run("redis/holdfast", func(b *testing.B) {
+		s.ResetStats()
+		benchCycle(b, s.Client())
+		stats := s.CommandStats()
+		b.ReportMetric(float64(stats["set"])/float64(b.N), "SETs/op")
+		b.ReportMetric(float64(stats["evalsha"])/float64(b.N), "EVALSHAs/op")
+	})
 }
-func BenchmarkCycleMem(b *testing.B) {
-	m := miniredis.RunT(b)
-	benchCycle(b, redis.NewClient(&redis.Options{Addr: m.Addr()}))
+
+func memoryClient(b *testing.B) redis.UniversalClient {
+	c := redis.NewClient(&redis.Options{Addr: miniredis.RunT(b).Addr()})
+	b.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 func benchBare(b *testing.B, c redis.UniversalClient) {
@@ -44,7 +64,7 @@ func benchCycle(b *testing.B, c redis.UniversalClient) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	b.ReportAllocs()
 	for b.Loop() {
 		k, err := l.Acquire(ctx, "k")
@@ -54,5 +74,109 @@ func benchCycle(b *testing.B, c redis.UniversalClient) {
 		if err := k.Release(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+const (
+	heldLocks = 10_000
+	heldTTL   = 3 * time.Second
+)
+
+// holdMany takes many locks.
+func holdMany(b *testing.B, l *Locker) []*Lock {
+	locks := make([]*Lock, heldLocks)
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for i := g; i < len(locks); i += 16 {
+				k, err := l.Acquire(context.Background(), fmt.Sprint("k", i))
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				locks[i] = k
+			}
+		})
+	}
+	wg.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+	return locks
+}
+
+// BenchmarkHeld holds 10,000 locks with a TTL of 3 s for 15 s, and says how many
+// were lost and what they cost.
+func BenchmarkHeld(b *testing.B) {
+	s := redistest.Start(b)
+	l, err := New(s.Client(), WithTTL(heldTTL))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	var before, after runtime.MemStats
+	for b.Loop() {
+		goroutines := runtime.NumGoroutine()
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		locks := holdMany(b, l)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		s.ResetStats()
+		const duration = 15 * time.Second
+		most := 0
+		for start := time.Now(); time.Since(start) < duration; time.Sleep(50 * time.Millisecond) {
+			most = max(most, runtime.NumGoroutine()-goroutines)
+		}
+		stats := s.CommandStats()
+		lost := 0
+		for _, k := range locks {
+			if k.Err() != nil {
+				lost++
+			}
+			_ = k.Release()
+		}
+		b.ReportMetric(float64(lost), "lost")
+		b.ReportMetric(float64(stats["eval"]+stats["evalsha"])/duration.Seconds(), "scripts/s")
+		b.ReportMetric(float64(most), "goroutines")
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/heldLocks, "B/lock")
+	}
+}
+
+// BenchmarkToldOfLoss holds 10,000 locks with a TTL of 3 s on a server that is then
+// stopped, and says how late their contexts ended, against ValidUntil and against
+// the earliest moment at which the key could be taken by another.
+func BenchmarkToldOfLoss(b *testing.B) {
+	s := redistest.Start(b)
+	l, err := New(s.Client(), WithTTL(heldTTL))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for b.Loop() {
+		locks := holdMany(b, l)
+		var (
+			mu    sync.Mutex
+			late  time.Duration
+			early = heldTTL
+			wg    sync.WaitGroup
+		)
+		for _, k := range locks {
+			wg.Add(1)
+			context.AfterFunc(k.Context(), func() {
+				defer wg.Done()
+				by := clock.Now().Sub(k.validUntil())
+				mu.Lock()
+				defer mu.Unlock()
+				late = max(late, by)
+				// The key can expire a drift and a margin after the end of validity.
+				early = min(early, heldTTL-validity(heldTTL, heldTTL/10)-by)
+			})
+		}
+		s.Stop()
+		wg.Wait()
+		s.Cont()
+		b.ReportMetric(float64(late.Microseconds())/1000, "ms-late")
+		b.ReportMetric(float64(early.Microseconds())/1000, "ms-before-takeover")
 	}
 }

@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -48,7 +49,8 @@ func memLocker(t *testing.T, m *miniredis.Miniredis, opts ...Option) *Locker {
 // newTestLocker returns a Locker that is closed at the end of the test.
 func newTestLocker(t *testing.T, client redis.UniversalClient, opts ...Option) *Locker {
 	t.Helper()
-	l, err := New(client, opts...)
+	quiet := WithLogger(slog.New(slog.DiscardHandler))
+	l, err := New(client, append([]Option{quiet}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
