@@ -10,47 +10,66 @@ import (
 	"time"
 )
 
-// patience is how long goroutines may take to end.
-const patience = 5 * time.Second
+const (
+	patience = 5 * time.Second // how long goroutines may take to end
+	interval = 5 * time.Millisecond
+)
 
-// harmless are parts of stacks that belong to the testing package and the runtime.
+// harmless begin the frames by which goroutines of the testing package, the runtime
+// and os/signal are known. They end no sooner than the process.
 var harmless = []string{
-	"testing.(*M).", "testing.(*T).Run(", "testing.tRunner(", "testing.runTests(", "testing.runFuzzing(",
-	"runtime.goexit0", "os/signal.signal_recv", "os/signal.loop", "runtime.ensureSigM", "leaktest.stacks(",
+	"testing.(*M).", "testing.(*T).Run(", "testing.(*B).run", "testing.(*B).launch(", "testing.tRunner(",
+	"testing.runTests(", "testing.runFuzzing(", "testing.runFuzzTests(",
+	"runtime.goexit0(", "runtime.ensureSigM", "runtime.runFinalizers(", "runtime.runCleanups(",
+	"runtime.ReadTrace(", "runtime/pprof.profileWriter(", "runtime/trace.", "os/signal.signal_recv(", "os/signal.loop(",
 }
 
-// Main runs the tests of a package, and fails when goroutines are left after them.
-// Call it from TestMain; it does not return.
+// Main runs the tests of a package, then waits for the goroutines that they left,
+// and exits: with 1 and the stacks on stderr when some do not end, with the exit
+// code of the tests otherwise. Call it last in TestMain; it does not return.
 func Main(m *testing.M) {
 	code := m.Run()
-	if code == 0 {
-		if left := wait(nil); len(left) > 0 {
-			fmt.Fprintf(os.Stderr, "leaktest: %d goroutines left:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
-			code = 1
-		}
+	if left := wait(nil, patience); len(left) > 0 {
+		fmt.Fprintln(os.Stderr, report(left))
+		code = 1
 	}
 	os.Exit(code)
 }
 
-// Check fails t when it ends with more goroutines than there are now.
+// Check fails t when goroutines that were started after the call are still there at
+// the end of t, which waits some time for them. What t cleans up by Cleanup after the
+// call to Check counts as ended; so call it first. It cannot tell the goroutines of
+// tests that run in parallel from those of t.
 func Check(t testing.TB) {
+	t.Helper()
+	check(t, patience)
+}
+
+func check(t testing.TB, limit time.Duration) {
 	t.Helper()
 	before := map[string]bool{}
 	for _, s := range stacks() {
 		before[id(s)] = true
 	}
 	t.Cleanup(func() {
-		if left := wait(before); len(left) > 0 {
-			t.Errorf("%d goroutines left:\n\n%s", len(left), strings.Join(left, "\n\n"))
+		t.Helper()
+		if left := wait(before, limit); len(left) > 0 {
+			t.Error(report(left))
 		}
 	})
 }
 
-// wait returns the stacks of goroutines that are neither harmless nor in known,
-// once there are none or patience is over.
-func wait(known map[string]bool) (left []string) {
-	for deadline := time.Now().Add(patience); ; {
-		left = left[:0]
+func report(left []string) string {
+	return fmt.Sprintf("leaktest: %d goroutines left:\n\n%s", len(left), strings.Join(left, "\n\n"))
+}
+
+// wait returns the stacks of goroutines that are neither harmless nor in known, once
+// there are none or limit is over.
+func wait(known map[string]bool, limit time.Duration) []string {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for deadline := time.Now().Add(limit); ; <-ticker.C {
+		var left []string
 		for _, s := range stacks() {
 			if !known[id(s)] && !isHarmless(s) {
 				left = append(left, s)
@@ -59,20 +78,23 @@ func wait(known map[string]bool) (left []string) {
 		if len(left) == 0 || time.Now().After(deadline) {
 			return left
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// id returns "goroutine 7".
+// id returns "goroutine 7". The runtime does not use a number twice.
 func id(stack string) string {
 	head, _, _ := strings.Cut(stack, " [")
 	return head
 }
 
+// isHarmless looks at the beginnings of lines only: a goroutine that a test started
+// has the test's name in its last lines, and "testing" possibly in its arguments.
 func isHarmless(stack string) bool {
-	for _, h := range harmless {
-		if strings.Contains(stack, h) {
-			return true
+	for line := range strings.Lines(stack) {
+		for _, h := range harmless {
+			if strings.HasPrefix(line, h) {
+				return true
+			}
 		}
 	}
 	return false
@@ -80,12 +102,9 @@ func isHarmless(stack string) bool {
 
 // stacks returns the stack of each goroutine but the calling one's.
 func stacks() []string {
-	buf := make([]byte, 1<<20)
-	for {
-		n := runtime.Stack(buf, true)
-		if n < len(buf) {
+	for buf := make([]byte, 1<<20); ; buf = make([]byte, 2*len(buf)) {
+		if n := runtime.Stack(buf, true); n < len(buf) {
 			return strings.Split(strings.TrimSpace(string(buf[:n])), "\n\n")[1:]
 		}
-		buf = make([]byte, 2*len(buf))
 	}
 }

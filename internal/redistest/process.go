@@ -4,35 +4,42 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
-	"syscall"
+	"time"
 )
 
-// process is a child process that has been started and will be waited for.
+// pipeLimit is how long the output of a process that has ended may stay open, which
+// a process that it started in turn can hold.
+const pipeLimit = time.Second
+
+// process is a child process that has been started and is waited for. It is safe for
+// concurrent use.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
+	done chan struct{} // closed when it has ended, and cmd.ProcessState is there
 }
 
 // launcher starts processes on one OS thread. On Linux a child is told to die with
 // the thread that started it, not with the process, so that thread must live as
-// long as any child: it is held by one goroutine, which ends with the last child.
+// long as any child: one goroutine holds it, which ends with the last child.
 var launcher struct {
 	mu       sync.Mutex
 	children int
-	requests chan func()
+	requests chan func() // that goroutine's, while there are children
 }
 
-// startProcess starts cmd.
+// startProcess starts cmd. The caller must kill the process in the end.
 func startProcess(cmd *exec.Cmd) (*process, error) {
 	dieWithParent(cmd)
+	cmd.WaitDelay = pipeLimit
 	launcher.mu.Lock()
 	if launcher.children == 0 {
 		launcher.requests = make(chan func())
-		go launch(launcher.requests) // ended by the last child's end
+		go launch(launcher.requests) // ended by childEnded of the last child
 	}
-	launcher.children++
+	launcher.children++ // before it starts, so that the goroutine stays
 	requests := launcher.requests
 	launcher.mu.Unlock()
+
 	started := make(chan error)
 	requests <- func() { started <- cmd.Start() }
 	if err := <-started; err != nil {
@@ -40,11 +47,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 		return nil, err
 	}
 	p := &process{cmd: cmd, done: make(chan struct{})}
-	go func() { // ends with the child, which kill ends
-		_ = cmd.Wait() // the state is in cmd
-		childEnded()
-		close(p.done)
-	}()
+	go p.wait() // ended by the child's end, in the last resort by kill
 	return p, nil
 }
 
@@ -65,9 +68,25 @@ func childEnded() {
 	}
 }
 
+func (p *process) wait() {
+	_ = p.cmd.Wait() // how it ended is in cmd.ProcessState
+	childEnded()
+	close(p.done)
+}
+
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-func (p *process) signal(sig syscall.Signal) error { return p.cmd.Process.Signal(sig) }
+// stop suspends the process, and returns when it does nothing more: the signal alone
+// would let it answer one more request.
+func (p *process) stop() error {
+	if err := suspend(p.cmd.Process); err != nil {
+		return err
+	}
+	awaitStopped(p.pid())
+	return nil
+}
+
+func (p *process) cont() error { return resume(p.cmd.Process) }
 
 func (p *process) alive() bool {
 	select {
@@ -78,8 +97,8 @@ func (p *process) alive() bool {
 	}
 }
 
-// kill ends the process and waits for it.
+// kill ends the process, also a suspended one, and waits for it.
 func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
+	_ = p.cmd.Process.Kill() // an error says that it has ended
 	<-p.done
 }

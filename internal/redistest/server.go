@@ -2,25 +2,31 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-const startLimit = 10 * time.Second
+const (
+	startLimit = 10 * time.Second // within which a server must answer
+	startTries = 5                // with another port each
+)
+
+// errEnded is why a server does not answer: its process has ended by itself, which it
+// does when the port is in use.
+var errEnded = errors.New("the process ended")
 
 // Need skips t when there is no redis-server on the PATH, or fails it when
-// HOLDFAST_REQUIRE_REDIS=1 says that it must be there.
+// HOLDFAST_REQUIRE_REDIS=1 says that there must be one.
 func Need(t testing.TB) {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err == nil {
@@ -33,54 +39,27 @@ func Need(t testing.TB) {
 	t.Skip(text)
 }
 
-// Option changes how a server starts.
-type Option func(*Server)
-
-// WithConfig adds directives, given as name, value, name, value.
-func WithConfig(pairs ...string) Option {
-	return func(s *Server) {
-		for i := 0; i+1 < len(pairs); i += 2 {
-			s.args = append(s.args, "--"+pairs[i], pairs[i+1])
-		}
-	}
-}
-
-// Persistent lets the server keep its data over Kill and Restart.
-func Persistent() Option { return WithConfig("appendonly", "yes", "appendfsync", "always") }
-
-// ReplicaOf makes the server a replica of another one.
-func ReplicaOf(primary *Server) Option {
-	return WithConfig("replicaof", "127.0.0.1 "+strconv.Itoa(primary.port), "repl-diskless-sync-delay", "0")
-}
-
-// Server is a redis-server process. It is safe for concurrent use, and ends with
-// the test.
+// Server is a redis-server process. It is safe for concurrent use, but methods that
+// can fail the test are for the goroutine of the test that started it, as FailNow is.
+// It is killed, and its folder removed, at the end of that test.
 type Server struct {
-	t    testing.TB
-	port int
-	dir  string
-	args []string
+	t       testing.TB
+	port    int
+	busPort int // of a node of a cluster
+	dir     string
+	config  config
 
-	mu    sync.Mutex
-	proc  *process
-	admin *redis.Client
+	mu        sync.Mutex
+	proc      *process // nil when it has been killed
+	suspended bool
+	admin     *redis.Client
 }
 
-// Start starts a server and waits until it answers.
+// Start starts a server on a free loopback port and waits until it answers. It keeps
+// nothing on disk unless an option says so.
 func Start(t testing.TB, opts ...Option) *Server {
 	t.Helper()
-	Need(t)
-	s := newServer(t, opts)
-	for try := 1; ; try++ {
-		s.port = freePort(t)
-		err := s.launch()
-		if err == nil {
-			return s
-		}
-		if try == 5 {
-			t.Fatalf("redis-server does not start: %v\n%s", err, s.logTail())
-		}
-	}
+	return start(t, append([]Option{dataDefaults}, opts...)...)
 }
 
 // StartN starts n servers that know nothing of each other.
@@ -93,87 +72,116 @@ func StartN(t testing.TB, n int, opts ...Option) []*Server {
 	return servers
 }
 
-func newServer(t testing.TB, opts []Option) *Server {
+func start(t testing.TB, opts ...Option) *Server {
 	t.Helper()
+	Need(t)
 	dir, err := os.MkdirTemp("", "redistest")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &Server{t: t, dir: dir}
 	for _, o := range opts {
-		o(s)
+		o(&s.config)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of the server on port %d:\n%s", s.port, s.logTail())
+	t.Cleanup(s.cleanup)
+	for try := 1; ; try++ {
+		s.port = reservePort(t)
+		if s.config.cluster {
+			s.busPort = reservePort(t)
 		}
-		s.Kill()
-		_ = os.RemoveAll(dir)
-	})
-	return s
+		s.writeConfig(t)
+		err := s.launch()
+		if err == nil {
+			return s
+		}
+		if try == startTries || !errors.Is(err, errEnded) {
+			t.Fatalf("redistest: redis-server does not start: %v", err) // cleanup logs
+		}
+	}
+}
+
+func (s *Server) cleanup() {
+	if s.t.Failed() {
+		s.t.Logf("log of the redis-server on port %d:\n%s", s.port, s.logTail())
+	}
+	s.Kill()
+	_ = os.RemoveAll(s.dir)
 }
 
 // launch starts the process on s.port and waits for its first answer.
 func (s *Server) launch() error {
-	port := strconv.Itoa(s.port)
-	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--logfile", s.log(),
-		"--save", "", "--enable-debug-command", "yes"}, s.args...)
-	proc, err := startProcess(exec.Command("redis-server", args...))
+	args := []string{s.configFile()}
+	if s.config.sentinel {
+		args = append(args, "--sentinel")
+	}
+	// Errors in the configuration come before there is a log.
+	log, err := os.OpenFile(s.logFile(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the process has its own
+	cmd := exec.Command("redis-server", args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	proc, err := startProcess(cmd)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.proc = proc
+	s.proc, s.suspended = proc, false
 	s.mu.Unlock()
-	if s.answers(proc) {
+	if err := s.awaitReady(proc); err != nil {
+		s.Kill()
+		return fmt.Errorf("port %d: %w", s.port, err)
+	}
+	return nil
+}
+
+// awaitReady waits until the server has loaded its data and answers.
+func (s *Server) awaitReady(proc *process) error {
+	err := errors.New("no answer")
+	ready := poll(startLimit, func() bool {
+		err = s.probe(proc)
+		return err == nil || !proc.alive()
+	})
+	switch {
+	case err == nil:
 		return nil
+	case ready:
+		return errEnded
+	default:
+		return fmt.Errorf("not ready within %v: %w", startLimit, err)
 	}
-	s.Kill()
-	return fmt.Errorf("no answer on port %s", port)
 }
 
-// answers waits for the server to be through with loading.
-func (s *Server) answers(proc *process) bool {
-	c := redis.NewClient(&redis.Options{Addr: s.Addr(), MaxRetries: -1, DisableIdentity: true})
+// probe asks the server once, by a client of its own, since a client whose first
+// connections are refused backs off.
+func (s *Server) probe(proc *process) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.Addr())
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	c := redis.NewClient(&redis.Options{
+		Addr: s.Addr(), Password: s.config.password, MaxRetries: -1, DialerRetries: 1, DisableIdentity: true,
+	})
 	defer func() { _ = c.Close() }()
-	for deadline := time.Now().Add(startLimit); time.Now().Before(deadline) && proc.alive(); {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		err := c.Ping(ctx).Err()
-		cancel()
-		if err == nil || strings.Contains(err.Error(), "NOAUTH") {
-			return true
-		}
-		time.Sleep(10 * time.Millisecond)
+	if err := c.Ping(ctx).Err(); err != nil {
+		return err
 	}
-	return false
+	// The port may have been taken by another test's server in the meantime.
+	info, err := c.Info(ctx, "server").Result()
+	if err == nil && !strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", proc.pid())) {
+		err = errors.New("another server answers")
+	}
+	return err
 }
 
-func (s *Server) log() string { return filepath.Join(s.dir, "log") }
-
-func (s *Server) logTail() string {
-	text, err := os.ReadFile(s.log())
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
-}
-
-// freePort returns a port that was free a moment ago.
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
-// Addr returns host and port.
+// Addr returns host and port. It stays the same over Restart.
 func (s *Server) Addr() string { return "127.0.0.1:" + strconv.Itoa(s.port) }
 
-// Port returns the port.
+// Port returns the port. It stays the same over Restart.
 func (s *Server) Port() int { return s.port }
 
 // PID returns the process id, 0 when the server has been killed.
@@ -186,43 +194,30 @@ func (s *Server) PID() int {
 	return s.proc.pid()
 }
 
-// Client returns a new client, closed at the end of the test.
-func (s *Server) Client(opts ...func(*redis.Options)) *redis.Client {
-	o := &redis.Options{Addr: s.Addr()}
-	for _, f := range opts {
-		f(o)
-	}
-	c := redis.NewClient(o)
-	s.t.Cleanup(func() { _ = c.Close() })
-	return c
+// Stop suspends the process (SIGSTOP). The kernel goes on accepting connections for
+// it, and takes what is sent.
+func (s *Server) Stop() {
+	s.t.Helper()
+	s.signal((*process).stop, true)
 }
 
-// Admin returns a client for the test's own commands, the same one each time.
-func (s *Server) Admin() *redis.Client {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.admin == nil {
-		s.admin = s.Client()
-	}
-	return s.admin
+// Cont lets a suspended process go on (SIGCONT), beginning with all it was sent.
+func (s *Server) Cont() {
+	s.t.Helper()
+	s.signal((*process).cont, false)
 }
 
-// Stop suspends the process (SIGSTOP).
-func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
-
-// Cont lets a suspended process go on (SIGCONT).
-func (s *Server) Cont() { s.signal(syscall.SIGCONT) }
-
-func (s *Server) signal(sig syscall.Signal) {
+func (s *Server) signal(send func(*process) error, suspends bool) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.proc == nil {
-		s.t.Fatal("redistest: the server is not running")
+		s.t.Fatalf("redistest: the server on port %d has been killed", s.port)
 	}
-	if err := s.proc.signal(sig); err != nil {
-		s.t.Fatal(err)
+	if err := send(s.proc); err != nil {
+		s.t.Fatalf("redistest: the server on port %d: %v", s.port, err)
 	}
+	s.suspended = suspends
 }
 
 // Kill ends the process at once (SIGKILL) and waits until it has ended. It may be
@@ -242,7 +237,7 @@ func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
 	if err := s.launch(); err != nil {
-		s.t.Fatalf("redis-server does not restart: %v\n%s", err, s.logTail())
+		s.t.Fatalf("redistest: redis-server does not restart: %v", err)
 	}
 }
 
@@ -253,45 +248,9 @@ func (s *Server) Alive() bool {
 	return s.proc != nil && s.proc.alive()
 }
 
-// CommandStats returns how often each command ran since ResetStats, by its name in
-// lower case.
-func (s *Server) CommandStats() map[string]int64 {
-	s.t.Helper()
-	text, err := s.Admin().Info(context.Background(), "commandstats").Result()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	stats := map[string]int64{}
-	for line := range strings.Lines(text) {
-		name, rest, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "cmdstat_"), ":calls=")
-		if !ok {
-			continue
-		}
-		calls, _, _ := strings.Cut(rest, ",")
-		n, err := strconv.ParseInt(calls, 10, 64)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		stats[strings.ToLower(name)] = n
-	}
-	return stats
-}
-
-// ResetStats sets the counts of CommandStats to 0.
-func (s *Server) ResetStats() {
-	s.t.Helper()
-	if err := s.Admin().ConfigResetStat(context.Background()).Err(); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// Eventually waits until cond is true, and fails t after within, naming what was
-// waited for.
-func Eventually(t testing.TB, within time.Duration, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !cond(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
-		}
-	}
+// answering reports whether the process runs and is not suspended.
+func (s *Server) answering() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc != nil && s.proc.alive() && !s.suspended
 }
