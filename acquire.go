@@ -64,7 +64,9 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	}
 	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl}
 	if outer := heldBy(ctx, l.resource, full); outer != nil {
-		return nil, deadlock(k, outer, wait)
+		err := deadlock(k, outer, wait)
+		cfg.refused(key, err)
+		return nil, err
 	}
 	w := want{l: l, ctx: ctx, k: k, start: clock.Now()}
 	if wait = wait && cfg.wait != 0; wait && cfg.wait > 0 {

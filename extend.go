@@ -37,26 +37,27 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 		return withContext(ctx, unavailable("extend", k.key, err))
 	}
 	defer done()
-	if err := k.heldError(); err != nil {
-		return err
-	}
 	for n := 1; ; n++ {
+		if err := k.heldError(); err != nil {
+			return err
+		}
 		err := k.l.extend(ctx, k, ttl)
 		if err == nil || errors.Is(err, ErrNotHeld) {
 			return err
 		}
-		if held := k.heldError(); held != nil {
-			return held
-		}
-		pause := backoff(n, firstPause, mostPause)
-		if isFinal(err) || ctx.Err() != nil || clock.Now().Add(pause) >= k.validUntil() {
+		if isFinal(err) || ctx.Err() != nil {
+			if held := k.heldError(); held != nil {
+				return held
+			}
 			return withContext(ctx, unavailable("extend", k.key, err))
 		}
-		timer := time.NewTimer(pause)
+		// Not beyond the end of validity, which the next look will find.
+		timer := time.NewTimer(min(backoff(n, firstPause, mostPause), k.validUntil().Sub(clock.Now())))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
+			return withContext(ctx, unavailable("extend", k.key, err))
 		}
 	}
 }
@@ -116,8 +117,11 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 		l.setLease(k, ttl)
 		until := validUntil(sent, ttl, k.config.marginOf(ttl), k.limit)
 		l.setValidity(k, min(k.validUntil(), until))
+		l.renewBy(k, sent.Add(k.renewal.every))
+		l.rouse()
 	}
-	limit := min(attemptLimit, k.validUntil().Sub(sent))
+	// Half of what is left: one lost reply must not cost the lock.
+	limit := min(attemptLimit, k.validUntil().Sub(sent)/2)
 	l.mu.Unlock()
 
 	c := &call{Context: ctx, l: l, k: k, op: extendOp}

@@ -293,7 +293,7 @@ func (l *Locker) Close() error {
 	for _, k := range locks {
 		l.end(k, ErrClosed)
 	}
-	l.closeErr = l.releaseAll(locks)
+	l.closeErr = l.releaseAll(locks, start.Add(closeLimit))
 	l.rouse() // the watchdog has nothing left, and ends
 	l.settler.finish()
 	l.group.wait(closeLimit - clock.Now().Sub(start))
@@ -302,7 +302,8 @@ func (l *Locker) Close() error {
 	return l.closeErr
 }
 
-func (l *Locker) releaseAll(locks []*Lock) error {
+// releaseAll releases what is held, as far as it comes until end.
+func (l *Locker) releaseAll(locks []*Lock, end clock.Instant) error {
 	var (
 		wg   sync.WaitGroup
 		next atomic.Int64
@@ -311,7 +312,11 @@ func (l *Locker) releaseAll(locks []*Lock) error {
 	for range min(closers, len(locks)) {
 		wg.Go(func() { // ended by the end of the list: each release is bounded
 			for i := next.Add(1) - 1; int(i) < len(locks); i = next.Add(1) - 1 {
-				if err := locks[i].Release(); !errors.Is(err, ErrNotHeld) || errors.Is(err, ErrLost) {
+				if clock.Now() >= end {
+					errs[i] = unavailable("release", locks[i].key, &noAnswerError{closeLimit})
+					continue
+				}
+				if err := locks[i].release(end); !errors.Is(err, ErrNotHeld) || errors.Is(err, ErrLost) {
 					errs[i] = err
 				}
 			}
@@ -337,19 +342,22 @@ func (s safeStore) Acquire(ctx context.Context, r Request) (g Grant, err error) 
 }
 
 func (s safeStore) Renew(ctx context.Context, leases []Lease) (errs []error) {
-	var err error
-	defer func() {
-		if caught(&err); err == nil && len(errs) != len(leases) {
-			err = errors.New("store: wrong number of results")
+	errs, err := s.renew(ctx, leases)
+	if err == nil && len(errs) != len(leases) {
+		err = errors.New("store: wrong number of results")
+	}
+	if err != nil {
+		errs = make([]error, len(leases))
+		for i := range errs {
+			errs[i] = err
 		}
-		if err != nil {
-			errs = make([]error, len(leases))
-			for i := range errs {
-				errs[i] = err
-			}
-		}
-	}()
-	return s.Store.Renew(ctx, leases)
+	}
+	return errs
+}
+
+func (s safeStore) renew(ctx context.Context, leases []Lease) (errs []error, err error) {
+	defer caught(&err)
+	return s.Store.Renew(ctx, leases), nil
 }
 
 func (s safeStore) Extend(ctx context.Context, l Lease) (err error) {

@@ -27,6 +27,7 @@ type Observer struct {
 func (c *config) guard(key string, fn func()) {
 	defer func() {
 		if p := recover(); p != nil {
+			defer func() { _ = recover() }() // the log handler may be what panics
 			c.log().Error("holdfast: observer panicked", "key", key, "panic", p)
 		}
 	}()
@@ -70,12 +71,15 @@ func (c *config) released(key string, hold time.Duration) {
 	}
 }
 
-// lost warns: a deferred Release throws its error away, and nobody may miss this.
-func (c *config) lost(key, owner, msg string, err error) {
+// warn logs: a deferred Release throws its error away, and nobody may miss this.
+func (c *config) warn(key, owner, msg string, err error) {
 	c.guard(key, func() {
 		c.log().LogAttrs(context.Background(), slog.LevelWarn, "holdfast: "+msg,
 			slog.String("key", key), slog.String("owner", owner), slog.Any("error", err))
 	})
+}
+
+func (c *config) lost(key string, err error) {
 	if f := c.observer.Lost; f != nil {
 		c.guard(key, func() { f(key, err) })
 	}

@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -42,6 +43,9 @@ func (s *redisStore) wrap(err error, hold bool) error {
 	}
 	if says(text, "READONLY") && (hold || s.traits.failover) || says(text, "OOM") && hold {
 		return err
+	}
+	if strings.Contains(text, "user executing the script can't") {
+		err = fmt.Errorf("no permission (NOPERM) inside a script: %w", err)
 	}
 	return &finalError{err}
 }

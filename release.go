@@ -38,6 +38,12 @@ func (k *Lock) Release() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
 	}
+	now := clock.Now()
+	return k.release(now.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(now)))))
+}
+
+// release is Release with its bound.
+func (k *Lock) release(end clock.Instant) error {
 	l := k.l
 	l.mu.Lock()
 	for k.giving.busy { // somebody else is at it: share what comes of it
@@ -63,12 +69,12 @@ func (k *Lock) Release() error {
 	if stopped {
 		k.cancel(ErrReleased)
 	}
-	return l.give(k)
+	return l.give(k, end)
 }
 
 // give sends the release and keeps its outcome.
-func (l *Locker) give(k *Lock) error {
-	err := l.sendRelease(k)
+func (l *Locker) give(k *Lock, end clock.Instant) error {
+	err := l.sendRelease(k, end)
 	now := clock.Now()
 	l.mu.Lock()
 	definite := err == nil || errors.Is(err, ErrLost)
@@ -92,23 +98,24 @@ func (l *Locker) give(k *Lock) error {
 		l.settler.add(k, true)
 	}
 	k.config.released(k.key, now.Sub(k.since))
-	if err != nil {
-		k.config.lost(k.key, k.owner, "release found the lock no longer held", err)
+	if err != nil && k.knownLost() == nil {
+		k.config.warn(k.key, k.owner, "release found the lock no longer held", err)
+		if !errors.Is(context.Cause(&k.ctx), ErrLost) { // else it has been told
+			k.config.lost(k.key, err)
+		}
 	}
 	return err
 }
 
 // sendRelease asks until there is a definite answer, a refusal that trying again
 // cannot heal, or the time is over.
-func (l *Locker) sendRelease(k *Lock) error {
+func (l *Locker) sendRelease(k *Lock, end clock.Instant) error {
 	if lost := k.knownLost(); lost != nil {
 		return lost
 	}
 	l.mu.Lock()
 	lease := k.lease()
 	l.mu.Unlock()
-	start := clock.Now()
-	end := start.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(start))))
 	for n := 1; ; n++ {
 		left := end.Sub(clock.Now())
 		// A third of what is left: one lost reply must not cost the whole time.

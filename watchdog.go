@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -141,7 +142,10 @@ func (k *Lock) expiredError() *LostError {
 // lose ends the context of a lock that has been dropped, and tells of it.
 func (l *Locker) lose(k *Lock, err *LostError) {
 	k.cancel(err)
-	l.notify.tell(&l.group, false, func() { k.config.lost(k.key, k.owner, "lock lost", err) })
+	l.notify.tell(&l.group, false, func() {
+		k.config.warn(k.key, k.owner, "lock lost", err)
+		k.config.lost(k.key, err)
+	})
 }
 
 // watchLoop is the watchdog's goroutine.
@@ -299,22 +303,27 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 	return batches
 }
 
-// renew sends one batch and takes in its results.
+// renew sends one batch and takes in its results. A lock that has been released or
+// lost since the batch was made is left out: no renewal starts after that.
 func (l *Locker) renew(batch []renewing) {
-	leases := make([]Lease, len(batch))
 	l.mu.Lock()
 	now := clock.Now()
 	left := time.Duration(0)
+	batch = slices.DeleteFunc(batch, func(r renewing) bool { return r.k.stage != live })
+	leases := make([]Lease, len(batch))
 	for i, r := range batch {
 		leases[i] = Lease{Key: r.k.full, Owner: r.k.owner, TTL: r.lease}
 		left = max(left, r.k.validUntil().Sub(now))
 	}
 	l.mu.Unlock()
-	// No answer can help when the validity of all has ended.
-	ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
+	var results []error
 	sent := clock.Now()
-	results := l.store.Renew(ctx, leases)
-	cancel()
+	if len(batch) > 0 {
+		// No answer can help when the validity of all has ended.
+		ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
+		results = l.store.Renew(ctx, leases)
+		cancel()
+	}
 
 	l.mu.Lock()
 	l.watch.calls--
@@ -354,7 +363,7 @@ func (l *Locker) renewed(r renewing, sent, now clock.Instant, err error) *LostEr
 	case errors.As(err, &lost):
 		l.drop(k, gone)
 		return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
-	default:
+	case k.renewal.tries > 0: // else another try has been confirmed meanwhile
 		l.retryRenewal(k, now, err)
 	}
 	return nil
@@ -372,6 +381,21 @@ func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
 		k.renewal.at = sent.Add(k.renewal.every)
 		heap.Fix(&l.watch.renewals, k.renewal.place-1)
 	}
+}
+
+// renewBy makes the next renewal of a live lock due at the latest at at, also if
+// the lease had reached to the cap on the hold and needed none; l.mu is held.
+func (l *Locker) renewBy(k *Lock, at clock.Instant) {
+	if k.config.noRenewal {
+		return
+	}
+	if k.renewal.place == 0 {
+		k.renewal.at = at
+		heap.Push(&l.watch.renewals, k)
+		return
+	}
+	k.renewal.at = min(k.renewal.at, at)
+	heap.Fix(&l.watch.renewals, k.renewal.place-1)
 }
 
 func (l *Locker) setValidity(k *Lock, until clock.Instant) {
