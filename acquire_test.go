@@ -304,10 +304,10 @@ func TestNested(t *testing.T) {
 // Random schedules on an adverse network: no two handles of a key are valid at the
 // same time, but for the time until the next renewal after an admin took the key
 // away; and in the end no key is left. C042, C078.
-func TestExclusion(t *testing.T) {
+func TestExclusionAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	for round := range uint64(40) {
+	for round := range uint64(6) {
 		bubble(t, func(t *testing.T, m *miniredis.Miniredis) { exclusion(t, m, rand.New(rand.NewPCG(seed, round))) })
 	}
 }
@@ -396,7 +396,7 @@ func exclusion(t *testing.T, m *miniredis.Miniredis, r *rand.Rand) {
 		l := fakeLocker(t, s, WithTTL(exclusionTTL))
 		for range 2 {
 			wg.Go(func() {
-				for range 12 {
+				for range 8 {
 					var opts []Option
 					if random(4) == 0 {
 						opts = append(opts, WithoutRenewal())

@@ -30,7 +30,7 @@ func memoryRedis() redis.UniversalClient {
 	m.ClockTTL(true)
 	return redis.NewClient(&redis.Options{
 		Dialer:       func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
-		MaxIdleConns: -1, DisableIdentity: true,
+		MaxIdleConns: -1, Protocol: 2, DisableIdentity: true,
 	})
 }
 

@@ -200,7 +200,7 @@ func TestGrantedTooLate(t *testing.T) {
 
 // C002, C014: a Release without an answer can be called again, and the retry of an
 // old one never deletes a newer lock.
-func TestReleaseAgain(t *testing.T) {
+func TestReleaseAgainOnServer(t *testing.T) {
 	s, p, c := proxied(t, retries(-1))
 	l := newTestLocker(t, c, WithTTL(4*time.Second))
 	k, err := l.Acquire(t.Context(), "k")

@@ -252,7 +252,7 @@ func TestScriptFlush(t *testing.T) {
 
 // C141: one Locker, one key, many goroutines: never two holders, and all are
 // served. C145: by RESP2 and RESP3.
-func TestExclusion(t *testing.T) {
+func TestExclusionOnServer(t *testing.T) {
 	s := redistest.Start(t)
 	for _, protocol := range []int{2, 3} {
 		var inside, most, served atomic.Int32

@@ -81,7 +81,7 @@ func TestNoHandle(t *testing.T) {
 }
 
 // C002: Release without an answer may be called again.
-func TestReleaseAgain(t *testing.T) {
+func TestReleaseAfterUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeStore{}
 		down := errors.New("connection refused")

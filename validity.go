@@ -27,9 +27,14 @@ func validUntil(sent clock.Instant, d, margin time.Duration, limit clock.Instant
 // backoff returns the pause before try n (from 1): half to all of first·2^(n-1),
 // at most most.
 func backoff(n int, first, most time.Duration) time.Duration {
+	return jitter(n, first, most, rand.Float64())
+}
+
+// jitter is backoff with a share of the random half, from 0 to 1.
+func jitter(n int, first, most time.Duration, share float64) time.Duration {
 	d := most
-	if n < 32 && first<<(n-1) < most && first<<(n-1) > 0 {
-		d = first << (n - 1)
+	if shift := max(n, 1) - 1; shift < 32 && first < most>>shift {
+		d = first << shift
 	}
-	return d/2 + rand.N(d/2+1)
+	return d/2 + time.Duration(share*float64(d/2))
 }

@@ -179,7 +179,7 @@ func TestCancelAtRelease(t *testing.T) {
 			require.NoError(t, k.Release())
 			r := <-got
 			require.True(t, (r.k == nil) != (r.err == nil))
-			if r.k != nil {
+			if synctest.Wait(); r.k != nil {
 				require.ErrorIs(t, context.Cause(r.k.Context()), context.Canceled)
 				require.NoError(t, r.k.Release())
 			}

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -272,7 +273,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		k := d.renewals.locks[0]
 		early := k.renewal.every / 8
 		if k.renewal.tries > 0 {
-			early = 0 // a retry waits for its pause
+			early /= 4 // a retry waits for its pause
 		}
 		if k.renewal.at.Add(-early) > now {
 			break
@@ -316,21 +317,26 @@ func (l *Locker) renew(batch []renewing) {
 		left = max(left, r.k.validUntil().Sub(now))
 	}
 	l.mu.Unlock()
+	// No answer can help when the validity of all has ended: then the next calls
+	// no longer wait for this one.
+	ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
+	defer cancel()
+	inTime := context.AfterFunc(ctx, l.freeCall)
 	var results []error
 	sent := clock.Now()
 	if len(batch) > 0 {
-		// No answer can help when the validity of all has ended.
-		ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
 		results = l.store.Renew(ctx, leases)
-		cancel()
+	}
+	if inTime() {
+		l.freeCall()
 	}
 
 	l.mu.Lock()
-	l.watch.calls--
 	now = clock.Now()
+	share := rand.Float64() // one for all, so that they go on sharing calls
 	var losses []loss
 	for i, r := range batch {
-		if lost := l.renewed(r, sent, now, results[i]); lost != nil {
+		if lost := l.renewed(r, sent, now, share, results[i]); lost != nil {
 			losses = append(losses, loss{r.k, lost})
 		}
 	}
@@ -341,9 +347,17 @@ func (l *Locker) renew(batch []renewing) {
 	}
 }
 
+// freeCall makes room for another renewal.
+func (l *Locker) freeCall() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch.calls--
+	l.rouse()
+}
+
 // renewed takes in the result of one renewal; l.mu is held. It returns why the
 // lock is lost, if it is, having dropped it.
-func (l *Locker) renewed(r renewing, sent, now clock.Instant, err error) *LostError {
+func (l *Locker) renewed(r renewing, sent, now clock.Instant, share float64, err error) *LostError {
 	k := r.k
 	if k.stage != live {
 		if k.stage == gone && err == nil && !k.giving.done {
@@ -364,7 +378,7 @@ func (l *Locker) renewed(r renewing, sent, now clock.Instant, err error) *LostEr
 		l.drop(k, gone)
 		return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
 	case k.renewal.tries > 0: // else another try has been confirmed meanwhile
-		l.retryRenewal(k, now, err)
+		l.retryRenewal(k, now, share, opaqueContext{err})
 	}
 	return nil
 }
@@ -405,10 +419,10 @@ func (l *Locker) setValidity(k *Lock, until clock.Instant) {
 
 // retryRenewal arms the next try after one that failed: pauses grow from an
 // eighth of the interval to half of it, but do not outlast the validity.
-func (l *Locker) retryRenewal(k *Lock, now clock.Instant, err error) {
+func (l *Locker) retryRenewal(k *Lock, now clock.Instant, share float64, err error) {
 	k.renewal.err = err
 	if k.renewal.place > 0 {
-		pause := backoff(k.renewal.tries, k.renewal.every/8+1, k.renewal.every/2+1)
+		pause := jitter(k.renewal.tries, k.renewal.every/8+1, k.renewal.every/2+1, share)
 		pause = min(pause, k.validUntil().Sub(now)/2)
 		k.renewal.at = min(k.renewal.at, now.Add(max(pause, minRenewal)))
 		heap.Fix(&l.watch.renewals, k.renewal.place-1)
