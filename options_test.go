@@ -148,7 +148,7 @@ func TestMargin(t *testing.T) {
 	refused(t, words("WithMargin"), WithMargin(Unlimited))
 }
 
-func TestMaxHold(t *testing.T) {
+func TestMaxHoldOption(t *testing.T) {
 	for _, d := range []time.Duration{math.MinInt64, -1, 0} {
 		refused(t, words("WithMaxHold", "Unlimited"), WithMaxHold(d))
 	}

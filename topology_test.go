@@ -102,7 +102,7 @@ func acknowledged(t *testing.T, primary *redistest.Server) {
 }
 
 // C133: too few acknowledgements give the lock back, and say how many came.
-func TestReplicas(t *testing.T) {
+func TestReplicasAcknowledge(t *testing.T) {
 	primary := redistest.Start(t)
 	replica := redistest.Start(t, redistest.ReplicaOf(primary))
 	acknowledged(t, primary)
