@@ -145,13 +145,14 @@ func (k *Lock) Err() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
 	}
-	if k.ctx.Err() == nil && clock.Now() >= k.validUntil() {
-		k.l.expire(k)
+	var err error
+	if clock.Now() >= k.validUntil() {
+		err = k.l.expire(k)
 	}
 	if k.ctx.Err() != nil {
 		return context.Cause(&k.ctx)
 	}
-	return nil
+	return err
 }
 
 // ValidUntil is the moment at which validity ends unless a renewal is confirmed
@@ -324,48 +325,4 @@ func (l *Locker) releaseAll(locks []*Lock, end clock.Instant) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// safeStore turns a panic in a store, a client or its hooks into an error: it
-// would happen on a goroutine where nobody can catch it.
-type safeStore struct{ Store }
-
-func caught(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("client panicked: %v", p)
-	}
-}
-
-func (s safeStore) Acquire(ctx context.Context, r Request) (g Grant, err error) {
-	defer caught(&err)
-	return s.Store.Acquire(ctx, r)
-}
-
-func (s safeStore) Renew(ctx context.Context, leases []Lease) (errs []error) {
-	errs, err := s.renew(ctx, leases)
-	if err == nil && len(errs) != len(leases) {
-		err = errors.New("store: wrong number of results")
-	}
-	if err != nil {
-		errs = make([]error, len(leases))
-		for i := range errs {
-			errs[i] = err
-		}
-	}
-	return errs
-}
-
-func (s safeStore) renew(ctx context.Context, leases []Lease) (errs []error, err error) {
-	defer caught(&err)
-	return s.Store.Renew(ctx, leases), nil
-}
-
-func (s safeStore) Extend(ctx context.Context, l Lease) (err error) {
-	defer caught(&err)
-	return s.Store.Extend(ctx, l)
-}
-
-func (s safeStore) Release(ctx context.Context, l Lease) (err error) {
-	defer caught(&err)
-	return s.Store.Release(ctx, l)
 }

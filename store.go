@@ -2,6 +2,8 @@ package holdfast
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/holdfast-go/holdfast/fencing"
@@ -59,4 +61,48 @@ type Grant struct {
 	// Left, if not 0, says that an earlier try of the same owner had taken the
 	// lock, and what was left of its lease when this try was answered.
 	Left time.Duration
+}
+
+// safeStore turns a panic in a store, a client or its hooks into an error: it
+// would happen on a goroutine where nobody can catch it.
+type safeStore struct{ Store }
+
+func caught(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("client panicked: %v", p)
+	}
+}
+
+func (s safeStore) Acquire(ctx context.Context, r Request) (g Grant, err error) {
+	defer caught(&err)
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s safeStore) Renew(ctx context.Context, leases []Lease) (errs []error) {
+	errs, err := s.renew(ctx, leases)
+	if err == nil && len(errs) != len(leases) {
+		err = errors.New("store: wrong number of results")
+	}
+	if err != nil {
+		errs = make([]error, len(leases))
+		for i := range errs {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+func (s safeStore) renew(ctx context.Context, leases []Lease) (errs []error, err error) {
+	defer caught(&err)
+	return s.Store.Renew(ctx, leases), nil
+}
+
+func (s safeStore) Extend(ctx context.Context, l Lease) (err error) {
+	defer caught(&err)
+	return s.Store.Extend(ctx, l)
+}
+
+func (s safeStore) Release(ctx context.Context, l Lease) (err error) {
+	defer caught(&err)
+	return s.Store.Release(ctx, l)
 }

@@ -2,10 +2,6 @@ package holdfast
 
 import (
 	"container/heap"
-	"context"
-	"errors"
-	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -44,15 +40,6 @@ type watchdog struct {
 	next     clock.Instant // when it will look again
 
 	wallSkew time.Duration // wall clock minus elapsed time, when last looked at
-}
-
-// renewal is a lock's part in the watchdog.
-type renewal struct {
-	at    clock.Instant // when the next one is due
-	every time.Duration
-	tries int   // since the last confirmed one
-	err   error // of the last try
-	place int   // in the schedule; 0: none
 }
 
 func (d *watchdog) init() {
@@ -120,16 +107,22 @@ func (l *Locker) end(k *Lock, cause error) {
 	}
 }
 
-// expire ends a lock whose validity has ended; it looks again, because a renewal
-// may just have been confirmed.
-func (l *Locker) expire(k *Lock) {
+// expire ends a lock whose validity has ended, and returns why; nil if a renewal
+// has just been confirmed. Another goroutine may have dropped the lock and not yet
+// ended its context: that is no reason to call it valid.
+func (l *Locker) expire(k *Lock) error {
 	l.mu.Lock()
-	ended := clock.Now() >= k.validUntil() && k.ctx.Err() == nil && l.drop(k, gone)
+	if clock.Now() < k.validUntil() {
+		l.mu.Unlock()
+		return nil
+	}
+	ended := k.ctx.Err() == nil && l.drop(k, gone)
 	err := k.expiredError()
 	l.mu.Unlock()
 	if ended {
 		l.lose(k, err)
 	}
+	return err
 }
 
 // expiredError tells why validity ended; l.mu is held.
@@ -252,226 +245,4 @@ func (d *watchdog) lookAtWall(now clock.Instant) {
 // wallSkew is the wall clock minus elapsed time. Round drops the monotonic part.
 func wallSkew() time.Duration {
 	return time.Duration(time.Now().Round(0).UnixNano()) - time.Duration(clock.Now())
-}
-
-// renewing is one lock in a batch, as it was when the batch was made.
-type renewing struct {
-	k     *Lock
-	epoch int
-	lease time.Duration
-}
-
-// due takes the locks that are due for renewal into batches, and with them those
-// that soon will be: locks taken at different moments so come to share a call.
-// l.mu is held.
-func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
-	d := &l.watch
-	if len(d.renewals.locks) == 0 || d.renewals.locks[0].renewal.at > now {
-		return nil
-	}
-	for len(d.renewals.locks) > 0 {
-		k := d.renewals.locks[0]
-		early := k.renewal.every / 8
-		if k.renewal.tries > 0 {
-			early /= 4 // a retry waits for its pause
-		}
-		if k.renewal.at.Add(-early) > now {
-			break
-		}
-		if k.ctx.Err() != nil {
-			l.drop(k, over)
-			continue
-		}
-		if k.validUntil() >= k.limit { // what is confirmed reaches to the cap
-			heap.Remove(&d.renewals, k.renewal.place-1)
-			continue
-		}
-		n := len(batches)
-		if n == 0 || len(batches[n-1]) == maxBatch {
-			if d.calls == maxCalls {
-				break
-			}
-			d.calls++
-			batches, n = append(batches, nil), n+1
-		}
-		batches[n-1] = append(batches[n-1], renewing{k, k.epoch, k.ttl})
-		// The next one, for the case that no answer to this one comes: one lost
-		// reply must not cost the lock.
-		k.renewal.tries++
-		k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
-		heap.Fix(&d.renewals, k.renewal.place-1)
-	}
-	return batches
-}
-
-// renew sends one batch and takes in its results. A lock that has been released or
-// lost since the batch was made is left out: no renewal starts after that.
-func (l *Locker) renew(batch []renewing) {
-	l.mu.Lock()
-	now := clock.Now()
-	left := time.Duration(0)
-	batch = slices.DeleteFunc(batch, func(r renewing) bool { return r.k.stage != live })
-	leases := make([]Lease, len(batch))
-	for i, r := range batch {
-		leases[i] = Lease{Key: r.k.full, Owner: r.k.owner, TTL: r.lease}
-		left = max(left, r.k.validUntil().Sub(now))
-	}
-	l.mu.Unlock()
-	// No answer can help when the validity of all has ended: then the next calls
-	// no longer wait for this one.
-	ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
-	defer cancel()
-	inTime := context.AfterFunc(ctx, l.freeCall)
-	var results []error
-	sent := clock.Now()
-	if len(batch) > 0 {
-		results = l.store.Renew(ctx, leases)
-	}
-	if inTime() {
-		l.freeCall()
-	}
-
-	l.mu.Lock()
-	now = clock.Now()
-	share := rand.Float64() // one for all, so that they go on sharing calls
-	var losses []loss
-	for i, r := range batch {
-		if lost := l.renewed(r, sent, now, share, results[i]); lost != nil {
-			losses = append(losses, loss{r.k, lost})
-		}
-	}
-	l.rouse()
-	l.mu.Unlock()
-	for _, lost := range losses {
-		l.lose(lost.k, lost.err)
-	}
-}
-
-// freeCall makes room for another renewal.
-func (l *Locker) freeCall() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.watch.calls--
-	l.rouse()
-}
-
-// renewed takes in the result of one renewal; l.mu is held. It returns why the
-// lock is lost, if it is, having dropped it.
-func (l *Locker) renewed(r renewing, sent, now clock.Instant, share float64, err error) *LostError {
-	k := r.k
-	if k.stage != live {
-		if k.stage == gone && err == nil && !k.giving.done {
-			// A renewal does not revive a lost lock, and nobody else may be kept out.
-			l.settler.add(k, false)
-		}
-		return nil
-	}
-	var lost *LostError
-	switch {
-	case err == nil && r.epoch != k.epoch: // an Extend has overtaken it
-	case err == nil && now >= k.validUntil():
-		l.settler.add(k, false) // too late; the watchdog is about to end it
-	case err == nil:
-		l.confirm(k, sent, r.lease)
-		l.tellRenewed(k)
-	case errors.As(err, &lost):
-		l.drop(k, gone)
-		return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
-	case k.renewal.tries > 0: // else another try has been confirmed meanwhile
-		l.retryRenewal(k, now, share, opaqueContext{err})
-	}
-	return nil
-}
-
-// confirm moves the validity of a live lock after a command sent at sent has
-// started its lease anew; l.mu is held. Validity never moves back here.
-func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
-	until := validUntil(sent, lease, k.config.marginOf(lease), k.limit)
-	if until > k.validUntil() {
-		l.setValidity(k, until)
-	}
-	k.renewal.tries, k.renewal.err = 0, nil
-	if k.renewal.place > 0 {
-		k.renewal.at = sent.Add(k.renewal.every)
-		heap.Fix(&l.watch.renewals, k.renewal.place-1)
-	}
-}
-
-// renewBy makes the next renewal of a live lock due at the latest at at, also if
-// the lease had reached to the cap on the hold and needed none; l.mu is held.
-func (l *Locker) renewBy(k *Lock, at clock.Instant) {
-	if k.config.noRenewal {
-		return
-	}
-	if k.renewal.place == 0 {
-		k.renewal.at = at
-		heap.Push(&l.watch.renewals, k)
-		return
-	}
-	k.renewal.at = min(k.renewal.at, at)
-	heap.Fix(&l.watch.renewals, k.renewal.place-1)
-}
-
-func (l *Locker) setValidity(k *Lock, until clock.Instant) {
-	k.until.Store(int64(until))
-	heap.Fix(&l.watch.expiries, k.expiry-1)
-}
-
-// retryRenewal arms the next try after one that failed: pauses grow from an
-// eighth of the interval to half of it, but do not outlast the validity.
-func (l *Locker) retryRenewal(k *Lock, now clock.Instant, share float64, err error) {
-	k.renewal.err = err
-	if k.renewal.place > 0 {
-		pause := jitter(k.renewal.tries, k.renewal.every/8+1, k.renewal.every/2+1, share)
-		pause = min(pause, k.validUntil().Sub(now)/2)
-		k.renewal.at = min(k.renewal.at, now.Add(max(pause, minRenewal)))
-		heap.Fix(&l.watch.renewals, k.renewal.place-1)
-	}
-	if k.config.observer.RenewalFailed != nil {
-		l.notify.tell(&l.group, true, func() { k.config.renewalFailed(k.key, err) })
-	}
-}
-
-func (l *Locker) tellRenewed(k *Lock) {
-	if k.config.observer.Renewed != nil {
-		l.notify.tell(&l.group, true, func() { k.config.renewed(k.key) })
-	}
-}
-
-// schedule is a heap of locks by a moment. Each lock knows its place, from 1.
-type schedule struct {
-	locks []*Lock
-	at    func(*Lock) (clock.Instant, *int)
-}
-
-func (s *schedule) Len() int { return len(s.locks) }
-
-func (s *schedule) Less(i, j int) bool {
-	a, _ := s.at(s.locks[i])
-	b, _ := s.at(s.locks[j])
-	return a < b
-}
-
-func (s *schedule) Swap(i, j int) {
-	_, a := s.at(s.locks[i])
-	_, b := s.at(s.locks[j])
-	*a, *b = j+1, i+1
-	s.locks[i], s.locks[j] = s.locks[j], s.locks[i]
-}
-
-func (s *schedule) Push(x any) {
-	k := x.(*Lock)
-	_, place := s.at(k)
-	s.locks = append(s.locks, k)
-	*place = len(s.locks)
-}
-
-func (s *schedule) Pop() any {
-	last := len(s.locks) - 1
-	k := s.locks[last]
-	_, place := s.at(k)
-	*place = 0
-	s.locks[last] = nil
-	s.locks = s.locks[:last]
-	return k
 }

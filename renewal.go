@@ -1,0 +1,209 @@
+package holdfast
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// renewal is a lock's part in the watchdog.
+type renewal struct {
+	at    clock.Instant // when the next one is due
+	every time.Duration
+	tries int   // since the last confirmed one
+	err   error // of the last try
+	place int   // in the schedule; 0: none
+}
+
+// renewing is one lock in a batch, as it was when the batch was made.
+type renewing struct {
+	k     *Lock
+	epoch int
+	lease time.Duration
+}
+
+// due takes the locks that are due for renewal into batches, and with them those
+// that soon will be: locks taken at different moments so come to share a call.
+// l.mu is held.
+func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
+	d := &l.watch
+	if len(d.renewals.locks) == 0 || d.renewals.locks[0].renewal.at > now {
+		return nil
+	}
+	for len(d.renewals.locks) > 0 {
+		k := d.renewals.locks[0]
+		early := k.renewal.every / 8
+		if k.renewal.tries > 0 {
+			early /= 4 // a retry waits for its pause
+		}
+		if k.renewal.at.Add(-early) > now {
+			break
+		}
+		if k.ctx.Err() != nil {
+			l.drop(k, over)
+			continue
+		}
+		if k.validUntil() >= k.limit { // what is confirmed reaches to the cap
+			heap.Remove(&d.renewals, k.renewal.place-1)
+			continue
+		}
+		n := len(batches)
+		if n == 0 || len(batches[n-1]) == maxBatch {
+			if d.calls == maxCalls {
+				break
+			}
+			d.calls++
+			batches, n = append(batches, nil), n+1
+		}
+		batches[n-1] = append(batches[n-1], renewing{k, k.epoch, k.ttl})
+		// The next one, for the case that no answer to this one comes: one lost
+		// reply must not cost the lock.
+		k.renewal.tries++
+		k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
+		heap.Fix(&d.renewals, k.renewal.place-1)
+	}
+	return batches
+}
+
+// renew sends one batch and takes in its results. A lock that has been released or
+// lost since the batch was made is left out: no renewal starts after that.
+func (l *Locker) renew(batch []renewing) {
+	l.mu.Lock()
+	now := clock.Now()
+	left := time.Duration(0)
+	batch = slices.DeleteFunc(batch, func(r renewing) bool { return r.k.stage != live })
+	leases := make([]Lease, len(batch))
+	for i, r := range batch {
+		leases[i] = Lease{Key: r.k.full, Owner: r.k.owner, TTL: r.lease}
+		left = max(left, r.k.validUntil().Sub(now))
+	}
+	l.mu.Unlock()
+	// No answer can help when the validity of all has ended: then the next calls
+	// no longer wait for this one.
+	ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
+	defer cancel()
+	inTime := context.AfterFunc(ctx, l.freeCall)
+	var results []error
+	sent := clock.Now()
+	if len(batch) > 0 {
+		results = l.store.Renew(ctx, leases)
+	}
+	if inTime() {
+		l.freeCall()
+	}
+
+	l.mu.Lock()
+	now = clock.Now()
+	share := rand.Float64() // one for all, so that they go on sharing calls
+	var losses []loss
+	for i, r := range batch {
+		if lost := l.renewed(r, sent, now, share, results[i]); lost != nil {
+			losses = append(losses, loss{r.k, lost})
+		}
+	}
+	l.rouse()
+	l.mu.Unlock()
+	for _, lost := range losses {
+		l.lose(lost.k, lost.err)
+	}
+}
+
+// freeCall makes room for another renewal.
+func (l *Locker) freeCall() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch.calls--
+	l.rouse()
+}
+
+// renewed takes in the result of one renewal; l.mu is held. It returns why the
+// lock is lost, if it is, having dropped it.
+func (l *Locker) renewed(r renewing, sent, now clock.Instant, share float64, err error) *LostError {
+	k := r.k
+	if k.stage != live {
+		if k.stage == gone && err == nil && !k.giving.done {
+			// A renewal does not revive a lost lock, and nobody else may be kept out.
+			l.settler.add(k, false)
+		}
+		return nil
+	}
+	if k.ctx.Err() != nil { // its parent has ended, and with it the hold
+		l.drop(k, over)
+		return nil
+	}
+	var lost *LostError
+	switch {
+	case err == nil && r.epoch != k.epoch: // an Extend has overtaken it
+	case err == nil && now >= k.validUntil():
+		l.settler.add(k, false) // too late; the watchdog is about to end it
+	case err == nil:
+		l.confirm(k, sent, r.lease)
+		l.tellRenewed(k)
+	case errors.As(err, &lost):
+		l.drop(k, gone)
+		return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
+	case k.renewal.tries > 0: // else another try has been confirmed meanwhile
+		l.retryRenewal(k, now, share, opaqueContext{err})
+	}
+	return nil
+}
+
+// confirm moves the validity of a live lock after a command sent at sent has
+// started its lease anew; l.mu is held. Validity never moves back here.
+func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
+	until := validUntil(sent, lease, k.config.marginOf(lease), k.limit)
+	if until > k.validUntil() {
+		l.setValidity(k, until)
+	}
+	k.renewal.tries, k.renewal.err = 0, nil
+	if k.renewal.place > 0 {
+		k.renewal.at = sent.Add(k.renewal.every)
+		heap.Fix(&l.watch.renewals, k.renewal.place-1)
+	}
+}
+
+// renewBy makes the next renewal of a live lock due at the latest at at, also if
+// the lease had reached to the cap on the hold and needed none; l.mu is held.
+func (l *Locker) renewBy(k *Lock, at clock.Instant) {
+	if k.config.noRenewal {
+		return
+	}
+	if k.renewal.place == 0 {
+		k.renewal.at = at
+		heap.Push(&l.watch.renewals, k)
+		return
+	}
+	k.renewal.at = min(k.renewal.at, at)
+	heap.Fix(&l.watch.renewals, k.renewal.place-1)
+}
+
+func (l *Locker) setValidity(k *Lock, until clock.Instant) {
+	k.until.Store(int64(until))
+	heap.Fix(&l.watch.expiries, k.expiry-1)
+}
+
+// retryRenewal arms the next try after one that failed: pauses grow from an
+// eighth of the interval to half of it, but do not outlast the validity.
+func (l *Locker) retryRenewal(k *Lock, now clock.Instant, share float64, err error) {
+	k.renewal.err = err
+	if k.renewal.place > 0 {
+		pause := jitter(k.renewal.tries, k.renewal.every/8+1, k.renewal.every/2+1, share)
+		pause = min(pause, k.validUntil().Sub(now)/2)
+		k.renewal.at = min(k.renewal.at, now.Add(max(pause, minRenewal)))
+		heap.Fix(&l.watch.renewals, k.renewal.place-1)
+	}
+	if k.config.observer.RenewalFailed != nil {
+		l.notify.tell(&l.group, true, func() { k.config.renewalFailed(k.key, err) })
+	}
+}
+
+func (l *Locker) tellRenewed(k *Lock) {
+	if k.config.observer.Renewed != nil {
+		l.notify.tell(&l.group, true, func() { k.config.renewed(k.key) })
+	}
+}
