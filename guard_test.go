@@ -16,8 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The house rules, as tests. A limit that code cannot keep with good reason has
-// an exception here, with the reason.
+// The house rules, as tests.
 const (
 	module = "github.com/holdfast-go/holdfast"
 
@@ -28,11 +27,6 @@ const (
 	maxExported    = 60 // names of the root package, methods not counted
 	leastDocLength = 20 // of a package comment
 )
-
-// longFiles may be longer.
-var longFiles = map[string]int{
-	"watchdog.go": 500, // one state machine under one mutex
-}
 
 // ownHelpers are for tests: library code must not import them.
 var ownHelpers = []string{
@@ -207,12 +201,8 @@ func undocumented(d *ast.GenDecl, spec ast.Spec) (names []string) {
 func TestSizes(t *testing.T) {
 	exported := 0
 	for _, s := range sources(t, ".", isCode) {
-		limit := maxFileLines
-		if n, ok := longFiles[s.path]; ok {
-			limit = n
-		}
-		if n := strings.Count(s.text, "\n"); n > limit {
-			t.Errorf("%s has %d lines: at most %d", s.path, n, limit)
+		if n := strings.Count(s.text, "\n"); n > maxFileLines {
+			t.Errorf("%s has %d lines: at most %d", s.path, n, maxFileLines)
 		}
 		for _, d := range s.file.Decls {
 			f, ok := d.(*ast.FuncDecl)

@@ -12,6 +12,7 @@ func TestMain(m *testing.M) {
 		"holder": childHolder,
 		"killed": childKilled,
 		"fips":   childFIPS,
+		"job":    childJob,
 	})
 	leaktest.Main(m)
 }

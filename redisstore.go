@@ -121,6 +121,9 @@ func (s *redisStore) take(r Request, cmd *redis.Cmd) (grant Grant, ours bool, er
 		if err != nil {
 			return Grant{}, false, fmt.Errorf("acquire script: token %q is not a number", text)
 		}
+		if r.Fencing && token <= 0 {
+			return Grant{}, false, fmt.Errorf("acquire script: fence counter is gone, or holds %d", token)
+		}
 		grant = Grant{Token: fencing.Token(token)}
 		if code == 2 {
 			grant.Left = max(leftOf(left), time.Millisecond)

@@ -597,3 +597,26 @@ func TestSettingsAreTheLocks(t *testing.T) {
 		}
 	})
 }
+
+// Answers of two renewals that come in the wrong order do not move validity back.
+func TestRenewalAnswersOutOfOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &fakeStore{}
+		g := s.newGate()
+		s.renew = func(_ context.Context, ls []Lease) []error {
+			errs := s.server.Renew(ls)
+			if s.count("renew") == 1 {
+				g.wait()
+			}
+			return errs
+		}
+		l := fakeLocker(t, s, WithTTL(3*time.Second))
+		k := hold(t, l, "k")
+		time.Sleep(1600 * time.Millisecond)
+		require.Equal(t, 2, s.count("renew"))
+		until := k.ValidUntil()
+		g.open()
+		synctest.Wait()
+		require.Equal(t, until, k.ValidUntil())
+	})
+}

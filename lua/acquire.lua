@@ -1,14 +1,15 @@
 -- Takes the lock if it is free, or tells who holds it.
 -- KEYS[1] lock; KEYS[2] fence counter, given only for a fenced lock
 -- ARGV[1] owner value; ARGV[2] TTL in ms
--- Returns {1, token} taken; {2, token, PTTL} the owner's already (a repeated try);
+-- Returns {1, token} taken; {2, token, PTTL} the owner's already (a repeated try;
+--         token '0' if there is none, or the counter is gone);
 --         {0, holder's value, PTTL in ms} held; an error for a key of another type.
 -- INCR stands before SET: when it fails nothing has been taken.
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' then return value end
 if value == ARGV[1] then
-  local token = KEYS[2] and redis.call('GET', KEYS[2]) or '0'
-  return {2, token, redis.call('PTTL', KEYS[1])}
+  local token = KEYS[2] and redis.call('GET', KEYS[2])
+  return {2, token or '0', redis.call('PTTL', KEYS[1])}
 end
 if value then return {0, string.sub(value, 1, 256), redis.call('PTTL', KEYS[1])} end
 local token = '0'
