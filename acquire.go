@@ -52,9 +52,12 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 		return nil, err
 	}
 	if ctx.Err() != nil {
-		return nil, withContext(ctx, fmt.Errorf("holdfast: acquire %q", key))
+		err := withContext(ctx, fmt.Errorf("holdfast: acquire %q", key))
+		cfg.refused(key, err)
+		return nil, err
 	}
 	if !l.enter() {
+		cfg.refused(key, ErrClosed)
 		return nil, ErrClosed
 	}
 	defer l.group.done()

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,7 +124,8 @@ const (
 // Context returns the context to work under, a child of the one given to
 // Acquire. It ends when ownership can no longer be trusted, and its cause says
 // why: *LostError, ErrReleased, ErrClosed, or the cause of the parent. With
-// WithoutRenewal it carries the end of validity as its deadline.
+// WithoutRenewal it carries the end of validity as its deadline; Extend moves that,
+// so make contexts with deadlines of their own after it, not before.
 func (k *Lock) Context() context.Context {
 	if k == nil || k.l == nil {
 		return notHeldContext
@@ -291,9 +293,9 @@ func (l *Locker) Close() error {
 	}
 	start := clock.Now()
 	close(l.closing)
-	for _, k := range locks {
-		l.end(k, ErrClosed)
-	}
+	// A lock whose parent context has ended is not held any more: its key stays
+	// for those who still clean up under it.
+	locks = slices.DeleteFunc(locks, func(k *Lock) bool { return !l.end(k, ErrClosed) })
 	l.closeErr = l.releaseAll(locks, start.Add(closeLimit))
 	l.rouse() // the watchdog has nothing left, and ends
 	l.settler.finish()

@@ -158,7 +158,8 @@ func (k *Lock) released(err error) error {
 	defer k.l.mu.Unlock()
 	var lost *LostError
 	if !errors.As(err, &lost) {
-		k.giving.unsure = true
+		_, refused := serverError(err) // then it did not run
+		k.giving.unsure = k.giving.unsure || !refused
 		return err
 	}
 	if lost.Reason == LostGone && k.giving.unsure && clock.Now() < k.validUntil() {

@@ -97,14 +97,15 @@ func (l *Locker) drop(k *Lock, next stage) bool {
 	return true
 }
 
-// end ends a live lock's context with cause.
-func (l *Locker) end(k *Lock, cause error) {
+// end ends a live lock's context with cause, and reports whether it has.
+func (l *Locker) end(k *Lock, cause error) bool {
 	l.mu.Lock()
-	ended := l.drop(k, over)
+	ended := l.drop(k, over) && k.ctx.Err() == nil
 	l.mu.Unlock()
 	if ended {
 		k.cancel(cause)
 	}
+	return ended
 }
 
 // expire ends a lock whose validity has ended, and returns why; nil if a renewal

@@ -1,8 +1,7 @@
 -- Takes the lock if it is free, or tells who holds it.
 -- KEYS[1] lock; KEYS[2] fence counter, given only for a fenced lock
 -- ARGV[1] owner value; ARGV[2] TTL in ms
--- Returns {1, token} taken; {2, token, PTTL} the owner's already (a repeated try;
---         token '0' if there is none, or the counter is gone);
+-- Returns {1, token} taken; {2, token, PTTL} the owner's already (token '0': no counter);
 --         {0, holder's value, PTTL in ms} held; an error for a key of another type.
 -- INCR stands before SET: when it fails nothing has been taken.
 local value = redis.pcall('GET', KEYS[1])
