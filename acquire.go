@@ -73,7 +73,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	}
 	w := want{l: l, ctx: ctx, k: k, start: clock.Now()}
 	if wait = wait && cfg.wait != 0; wait && cfg.wait > 0 {
-		w.end = w.start.Add(cfg.wait)
+		w.end = capAt(w.start, cfg.wait)
 	}
 	return w.run(wait)
 }
@@ -210,6 +210,9 @@ func (w *want) refused(err error) error {
 		held.Key = w.k.key
 		w.held, w.unsure = held, false
 		return err
+	}
+	if errors.Is(err, ErrInvalid) {
+		return err // nothing was sent
 	}
 	w.unknown = true
 	// An attempt that the end of the wait cut short does not outweigh a refusal.

@@ -162,3 +162,33 @@ func TestWallClockJumps(t *testing.T) {
 		})
 	}
 }
+
+// A wait without end does not hide that the server is gone behind an old refusal.
+func TestUnlimitedWait(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		l := memLocker(t, m)
+		k, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		time.AfterFunc(time.Second, func() { m.SetError("LOADING for a while") })
+		_, err = l.Acquire(ctx, "k", WithWait(Unlimited))
+		m.SetError("")
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.NotErrorIs(t, err, ErrNotAcquired)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, k.Release())
+	})
+}
+
+// A wrapped client cannot be asked for its servers, and WithReplicas says so
+// before anything is sent.
+func TestReplicasOfUnknownClient(t *testing.T) {
+	s := redistest.Start(t)
+	l := newTestLocker(t, struct{ redis.UniversalClient }{s.Client()})
+	s.ResetStats()
+	_, err := l.Acquire(t.Context(), "k", WithReplicas(1, time.Second))
+	require.ErrorIs(t, err, ErrInvalid)
+	stats := s.CommandStats()
+	require.Zero(t, stats["eval"]+stats["evalsha"]+stats["set"])
+}

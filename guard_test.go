@@ -23,7 +23,7 @@ const (
 	maxFileLines   = 400
 	maxFuncLines   = 60
 	maxLuaLines    = 20 // of code
-	maxLuaHeader   = 8
+	maxLuaHeader   = 6
 	maxExported    = 60 // names of the root package, methods not counted
 	leastDocLength = 20 // of a package comment
 )

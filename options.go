@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/internal/keyspace"
 )
@@ -131,8 +132,8 @@ func WithMargin(d time.Duration) Option {
 }
 
 // WithHolder sets the name that others see while this Locker holds a lock; by
-// default host name, process id and four random hex digits. Printable ASCII or
-// letters of any script, no "/", at most 128 bytes.
+// default host name, process id and four random hex digits. Printable characters,
+// no "/", at most 128 bytes of UTF-8.
 func WithHolder(name string) Option {
 	return optionFunc(func(c *config) error {
 		if err := checkHolder(name); err != nil {
@@ -291,6 +292,9 @@ func checkTTL(d time.Duration) error {
 func checkHolder(name string) error {
 	if name == "" || len(name) > maxHolder {
 		return invalid("holder name of %d bytes: must have 1 to %d", len(name), maxHolder)
+	}
+	if !utf8.ValidString(name) {
+		return invalid("holder name %q: not UTF-8", name)
 	}
 	for _, r := range name {
 		if r == '/' || !strconv.IsPrint(r) {

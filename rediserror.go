@@ -3,6 +3,7 @@ package holdfast
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -16,7 +17,7 @@ type finalError struct{ error }
 func (e *finalError) Unwrap() error { return e.error }
 func (e *finalError) Final() bool   { return true }
 
-// healing are the beginnings of server errors that pass by themselves.
+// healing are the codes of server errors that pass by themselves.
 var healing = []string{
 	"BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED", "NOREPLICAS",
 	"UNKILLABLE", "NOSCRIPT", "ERR max number of clients",
@@ -36,10 +37,8 @@ func (s *redisStore) wrap(err error, hold bool) error {
 	if !ok {
 		return err // network, timeout, pool
 	}
-	for _, beginning := range healing {
-		if strings.HasPrefix(text, beginning) {
-			return err
-		}
+	if slices.ContainsFunc(healing, func(code string) bool { return says(text, code) }) {
+		return err
 	}
 	if says(text, "READONLY") && (hold || s.traits.failover) || says(text, "OOM") && hold {
 		return err

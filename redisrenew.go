@@ -20,6 +20,7 @@ type clientTraits struct {
 	// the new primary, so that READONLY heals.
 	failover bool
 
+	// node returns the client of the server that has the key; nil: not known how.
 	node   func(ctx context.Context, key string) (*redis.Client, error)
 	reload func(ctx context.Context)
 }
@@ -42,9 +43,6 @@ func traitsOf(client redis.UniversalClient) clientTraits {
 	default:
 		// A wrapper: nothing is known, so nothing is assumed.
 		t.sharded, t.failover = true, true
-		t.node = func(context.Context, string) (*redis.Client, error) {
-			return nil, invalid("WithReplicas does not know how to use a client of type %T", client)
-		}
 	}
 	return t
 }

@@ -43,6 +43,9 @@ func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
 // tells who has the lock; it also knows our own value again, because go-redis
 // repeats a command whose reply was lost and is then refused by its own first try.
 func (s *redisStore) Acquire(ctx context.Context, r Request) (Grant, error) {
+	if r.Replicas > 0 && s.traits.node == nil {
+		return Grant{}, invalid("WithReplicas does not know how to use a client of type %T", s.client)
+	}
 	if err := s.prepare(ctx, r.Lease); err != nil {
 		return Grant{}, err
 	}

@@ -137,6 +137,14 @@ func TestAcquireFencedLargeToken(t *testing.T) {
 		s.eval(lua.Acquire, []string{"k", fence}, mine, 1500))
 }
 
+// A counter that was lost during the hold gives no token, and is not made anew.
+func TestAcquireFencedRepeatedWithoutCounter(t *testing.T) {
+	s := newServer(t)
+	s.put("k", mine, 700*time.Millisecond)
+	require.Equal(t, []any{int64(2), "0", int64(700)}, s.eval(lua.Acquire, []string{"k", fence}, mine, 1500))
+	require.Equal(t, []string{"k"}, s.Keys())
+}
+
 // When no token can be drawn nothing is taken.
 func TestAcquireFencedBadCounter(t *testing.T) {
 	t.Run("wrong type", func(t *testing.T) {
