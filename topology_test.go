@@ -203,6 +203,7 @@ func TestSlotMoves(t *testing.T) {
 			for ctx.Err() == nil {
 				err := other.Do(t.Context(), "{k}fought", func(context.Context) error {
 					most.Store(max(most.Load(), inside.Add(1)))
+					time.Sleep(time.Millisecond) // leaves the processor to the servers
 					inside.Add(-1)
 					cycles.Add(1)
 					return nil

@@ -65,7 +65,7 @@ func startNode(t testing.TB) *Server {
 		c.cluster = true
 		c.set("cluster-enabled", "yes")
 		c.set("cluster-config-file", "nodes.conf")
-		c.set("cluster-node-timeout", "2000")
+		c.set("cluster-node-timeout", "5000")
 		c.set("cluster-announce-ip", "127.0.0.1") // else a single node does not know its own
 	})
 }
@@ -115,22 +115,26 @@ func (c *ClusterSet) SlotOwner(slot int) int {
 }
 
 func (c *ClusterSet) slotOwner(slot int) (int, error) {
-	for _, node := range c.Nodes {
-		if !node.answering() {
-			continue
+	for i, node := range c.Nodes {
+		if node.answering() {
+			return c.slotOwnerBy(i, slot)
 		}
-		ranges, err := node.Admin().ClusterSlots(context.Background()).Result()
-		if err != nil {
-			return 0, err
-		}
-		for _, r := range ranges {
-			if r.Start <= slot && slot <= r.End && len(r.Nodes) > 0 {
-				return c.index(r.Nodes[0].ID)
-			}
-		}
-		return 0, errors.New("nobody has it")
 	}
 	return 0, errors.New("no node runs")
+}
+
+// slotOwnerBy returns the owner of a slot as one node sees it.
+func (c *ClusterSet) slotOwnerBy(node, slot int) (int, error) {
+	ranges, err := c.Nodes[node].Admin().ClusterSlots(context.Background()).Result()
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range ranges {
+		if r.Start <= slot && slot <= r.End && len(r.Nodes) > 0 {
+			return c.index(r.Nodes[0].ID)
+		}
+	}
+	return 0, errors.New("nobody has it")
 }
 
 func (c *ClusterSet) index(id string) (int, error) {
@@ -205,4 +209,21 @@ func (c *ClusterSet) FinishMove(slot, to int) {
 	for _, i := range order {
 		c.do(i, "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	}
+	// The new owner has taken a new epoch by itself. Until all know of it, another
+	// move could take the same one, and both owners would claim the slot.
+	Eventually(c.t, clusterLimit, fmt.Sprintf("all nodes know that node %d has slot %d", to, slot), func() bool {
+		epochs := map[string]bool{}
+		for i, node := range c.Nodes {
+			if !node.answering() {
+				continue
+			}
+			if owner, err := c.slotOwnerBy(i, slot); err != nil || owner != to {
+				return false
+			}
+			_, epoch, _ := strings.Cut(node.Admin().ClusterInfo(context.Background()).Val(), "cluster_current_epoch:")
+			epoch, _, _ = strings.Cut(epoch, "\r\n")
+			epochs[epoch] = true
+		}
+		return len(epochs) == 1
+	})
 }

@@ -67,7 +67,7 @@ func (s *SentinelSet) startSentinel() *Server {
 	// Sentinels find each other and the replica by messages with periods of 2 s and
 	// 10 s, and do nothing for 30 s after a pause of 2 s, which a busy machine has.
 	// A version that cannot be told otherwise is slower, no more.
-	for _, setting := range [][2]string{{"PUBLISH-PERIOD", "200"}, {"INFO-PERIOD", "500"}, {"TILT-PERIOD", "1000"}} {
+	for _, setting := range [][2]string{{"PING-PERIOD", "300"}, {"PUBLISH-PERIOD", "200"}, {"INFO-PERIOD", "500"}, {"TILT-PERIOD", "1000"}} {
 		_ = server.Admin().Do(context.Background(), "SENTINEL", "DEBUG", setting[0], setting[1]).Err()
 	}
 	return server
