@@ -51,8 +51,9 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	if err != nil {
 		return nil, err
 	}
+	wait = wait && cfg.wait != 0
 	if ctx.Err() != nil {
-		err := withContext(ctx, fmt.Errorf("holdfast: acquire %q", key))
+		err := withContext(ctx, unavailable("acquire", key, errors.New("not asked")))
 		cfg.refused(key, err)
 		return nil, err
 	}
@@ -63,6 +64,8 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	defer l.group.done()
 	owner, err := newOwner(cfg.holder)
 	if err != nil {
+		err = unavailable("acquire", key, err)
+		cfg.refused(key, err)
 		return nil, err
 	}
 	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl}
@@ -72,7 +75,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 		return nil, err
 	}
 	w := want{l: l, ctx: ctx, k: k, start: clock.Now()}
-	if wait = wait && cfg.wait != 0; wait && cfg.wait > 0 {
+	if wait && cfg.wait > 0 {
 		w.end = capAt(w.start, cfg.wait)
 	}
 	return w.run(wait)
@@ -181,7 +184,11 @@ func (w *want) report(err error) error {
 func (w *want) try(contended bool) error {
 	l, k := w.l, w.k
 	sent := clock.Now()
-	limit := min(attemptLimit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	limit := attemptLimit
+	if k.config.replicas > 0 {
+		limit += k.config.replicaLimit
+	}
+	limit = min(limit, validity(k.ttl, k.config.marginOf(k.ttl)))
 	if w.end != 0 {
 		limit = min(limit, w.end.Sub(sent))
 	}
@@ -217,7 +224,7 @@ func (w *want) refused(err error) error {
 	w.unknown = true
 	// An attempt that the end of the wait cut short does not outweigh a refusal.
 	cut := w.ctx.Err() != nil || w.end != 0 && clock.Now() >= w.end
-	if !cut || w.held == nil {
+	if !cut || w.held == nil && w.failure == nil {
 		w.failure, w.unsure = err, true
 	}
 	return err
@@ -239,27 +246,27 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 	}
 	k.ctx.k = k
 	k.ctx.Context, k.cancel = context.WithCancelCause(parent)
+	err := ctx.Err() // whose code may be the user's, so not under l.mu
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	now := clock.Now()
 	k.since = now
 	k.limit = capAt(now, k.config.maxHoldOf(k.ttl))
 	until := validUntil(sent, lease, k.config.marginOf(k.ttl), k.limit)
 	k.until.Store(int64(until))
-	var err error
 	switch {
 	case l.ended:
 		err = ErrClosed
-	case ctx.Err() != nil:
-		err = ctx.Err()
+	case err != nil:
 	case now >= until:
 		err = errTooLate
 	default:
 		k.stage, k.suspect = live, k.suspect || suspect
 		l.arm(k, sent, g.Left > 0)
-		return nil
 	}
-	k.cancel(err)
+	l.mu.Unlock()
+	if err != nil {
+		k.cancel(err)
+	}
 	return err
 }
 

@@ -46,7 +46,7 @@ func memoryClient(b *testing.B) redis.UniversalClient {
 func benchBare(b *testing.B, c redis.UniversalClient) {
 	ctx := context.Background()
 	s := script.New(lua.Release)
-	s.Load(ctx, c, []string{"k"}, "x")
+	s.ByText(ctx, c, []string{"k"}, "x")
 	b.ReportAllocs()
 	for b.Loop() {
 		if ok, err := c.SetNX(ctx, "k", "owner", 30001*time.Millisecond).Result(); !ok || err != nil {

@@ -128,7 +128,7 @@ func TestFenceCounterGone(t *testing.T) {
 		require.Zero(t, a.Exists(t.Context(), "k").Val(), "nothing was taken")
 	}
 	// The counter is gone when the repeated try of an owner asks for its token.
-	store := l.store.(safeStore).Store
+	store := l.store.Store
 	a.Del(t.Context(), "{k}:fence")
 	r := Request{Lease: Lease{Key: "k", Owner: "x/1", TTL: time.Minute}, Fencing: true}
 	_, err = store.Acquire(t.Context(), r)

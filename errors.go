@@ -70,6 +70,8 @@ func (e *HeldError) Error() string {
 	switch {
 	case e.Holder == "":
 		return fmt.Sprintf("holdfast: lock %q is held", e.Key)
+	case e.TTL == 0:
+		return fmt.Sprintf("holdfast: lock %q is held by %q", e.Key, e.Holder)
 	case e.TTL < 0:
 		return fmt.Sprintf("holdfast: lock %q is held by %q without expiry", e.Key, e.Holder)
 	}
@@ -97,7 +99,7 @@ type LostError struct {
 
 func (e *LostError) Error() string {
 	text := fmt.Sprintf("holdfast: lock %q lost: %s", e.Key, e.Reason)
-	if e.Err != nil && e.Err != ErrMaxHold {
+	if e.Err != nil && !errors.Is(e.Err, ErrMaxHold) {
 		text += ": " + e.Err.Error()
 	}
 	return text

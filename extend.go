@@ -15,7 +15,8 @@ import (
 //
 // ErrLost or ErrNotHeld: the lock is not held (any more). ErrUnavailable: no
 // answer came; the shorter of both leases counts from then on. ErrInvalid: ttl
-// is impossible, and nothing was sent.
+// is impossible, and nothing was sent. After one without an answer no lease longer
+// than its ttl is trusted any more, because it may still be set.
 func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
@@ -112,6 +113,7 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 		return errInterrupted
 	}
 	sent := clock.Now()
+	before := k.ttl
 	k.epoch++
 	if ttl < k.ttl {
 		l.setLease(k, ttl)
@@ -126,7 +128,12 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 
 	c := &call{Context: ctx, l: l, k: k, op: extendOp}
 	c.request.Lease = Lease{Key: k.full, Owner: k.owner, TTL: ttl}
-	return l.extended(k, ttl, sent, c.run(ctx.Done(), nil, max(limit, time.Millisecond)))
+	err := c.run(ctx.Done(), nil, max(limit, time.Millisecond))
+	lost, err := l.extended(k, before, ttl, sent, err)
+	if lost != nil {
+		l.lose(k, lost)
+	}
+	return err
 }
 
 // setLease changes the length of later leases; l.mu is held.
@@ -138,32 +145,41 @@ func (l *Locker) setLease(k *Lock, ttl time.Duration) {
 	k.renewal.every = k.config.renewalOf(ttl)
 }
 
-// extended takes in the answer to one try.
-func (l *Locker) extended(k *Lock, ttl time.Duration, sent clock.Instant, err error) error {
+// extended takes in the answer to one try. It returns why the lock is lost, if it
+// is, having dropped it.
+func (l *Locker) extended(k *Lock, before, ttl time.Duration, sent clock.Instant, err error) (*LostError, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var lost *LostError
 	if errors.As(err, &lost) {
-		lost = &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
-		if l.drop(k, gone) {
-			l.lose(k, lost)
+		if !l.drop(k, gone) {
+			return nil, errInterrupted // it has ended meanwhile, and its context says why
 		}
-		return lost
+		lost = &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
+		return lost, lost
 	}
-	if err != nil {
+	if _, refused := serverError(err); refused { // it did not run
+		if k.stage == live {
+			l.setLease(k, before)
+		}
+		return nil, err
+	}
+	if err != nil || clock.Now().Sub(sent) > slow { // a copy of it may still run
 		if k.ceiling == 0 || ttl < k.ceiling {
 			k.ceiling = ttl
 		}
-		return err
+	}
+	if err != nil {
+		return nil, err
 	}
 	if k.stage != live || clock.Now() >= k.validUntil() {
 		if k.stage != over && !k.giving.done {
 			l.settler.add(k, false) // a late answer does not revive it
 		}
-		return errTooLate
+		return nil, errTooLate
 	}
 	l.setLease(k, ttl)
 	l.confirm(k, sent, k.ttl)
 	l.rouse()
-	return nil
+	return nil, nil
 }

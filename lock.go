@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,7 +23,7 @@ import (
 // Close. It does not implement sync.Locker: a lock on a server can fail to be
 // taken and can be lost, and methods without errors could not tell.
 type Locker struct {
-	store    Store
+	store    safeStore
 	resource any     // what the keys live on, to tell nested locks of one key
 	config   *config // defaults; not changed
 
@@ -36,8 +37,10 @@ type Locker struct {
 	closing chan struct{} // closed by Close
 	closed  chan struct{} // closed when Close is through
 
-	mu       sync.Mutex // guards what follows, and fields of Lock that say so
-	ended    bool       // Close has begun
+	// mu guards what follows, and fields of Lock that say so. With it held nothing
+	// is sent, no context is ended, and no code of users runs.
+	mu       sync.Mutex
+	ended    bool // Close has begun
 	closeErr error
 	watch    watchdog
 	queues   map[string]*queue
@@ -68,6 +71,9 @@ func newLocker(store Store, resource any, opts []Option) (*Locker, error) {
 	cfg, err := c.with(opts)
 	if err != nil {
 		return nil, err
+	}
+	if reflect.TypeOf(resource).Kind() != reflect.Pointer {
+		resource = cfg // only pointers are surely comparable, and surely the same thing
 	}
 	l := &Locker{
 		store: safeStore{store}, resource: resource, config: cfg,
@@ -278,8 +284,8 @@ const (
 )
 
 // Close releases all that is held, ends the contexts with ErrClosed and leaves no
-// goroutine behind, within 5 seconds. (A request that hangs in the client ends by
-// the client's own timeouts.) Calls that wait return ErrClosed. It returns what
+// goroutine behind, within 5 seconds (a request that hangs in the client ends by
+// the client's own timeouts; log handlers and observers take their own time). Calls that wait return ErrClosed. It returns what
 // releases failed with. Further calls do nothing and return the same.
 func (l *Locker) Close() error {
 	l.mu.Lock()
@@ -293,6 +299,7 @@ func (l *Locker) Close() error {
 	}
 	start := clock.Now()
 	close(l.closing)
+	l.cancel() // renewals under way serve nobody now
 	// A lock whose parent context has ended is not held any more: its key stays
 	// for those who still clean up under it.
 	locks = slices.DeleteFunc(locks, func(k *Lock) bool { return !l.end(k, ErrClosed) })
@@ -300,7 +307,6 @@ func (l *Locker) Close() error {
 	l.rouse() // the watchdog has nothing left, and ends
 	l.settler.finish()
 	l.group.wait(closeLimit - clock.Now().Sub(start))
-	l.cancel()
 	close(l.closed)
 	return l.closeErr
 }

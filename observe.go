@@ -11,9 +11,10 @@ import (
 // metrics on. Any may be nil. They may be called from many goroutines at once.
 // Acquired, Refused and Released are called in the goroutine of the call that
 // they tell of; Renewed, RenewalFailed and Lost come from one goroutine beside
-// the watchdog, in order, except that a loss found by a call is told by it. A
-// slow function delays those, never the watchdog; when too many wait, renewals
-// go untold. A panic in one is caught and logged.
+// the watchdog, in order, except that a loss found by Release is told by it. A
+// slow function delays those, and the calls that it is called by, never the
+// watchdog; when too many wait, renewals go untold. A panic in one is caught and
+// logged.
 type Observer struct {
 	Acquired      func(key string, wait time.Duration, attempts int)
 	Refused       func(key string, err error) // an Acquire or TryAcquire that ended without the lock
@@ -107,23 +108,33 @@ func (n *notifier) tell(g *group, droppable bool, fn func()) {
 	n.queue = append(n.queue, fn)
 	if !n.running {
 		n.running = true
-		g.start(n.run) // ends when the queue is empty
+		g.start(func() { n.run(g) }) // ends when the queue is empty
 	}
 }
 
-func (n *notifier) run() {
-	for {
-		n.mu.Lock()
-		queue := n.queue
-		n.queue = nil
-		if len(queue) == 0 {
-			n.running = false
-			n.mu.Unlock()
-			return
-		}
-		n.mu.Unlock()
-		for _, fn := range queue {
-			fn()
-		}
+func (n *notifier) run(g *group) {
+	for n.next(g) {
 	}
+}
+
+// next tells one event, and reports whether there was one. A function that ends
+// the goroutine (runtime.Goexit, by a test's FailNow) does not end the others.
+func (n *notifier) next(g *group) (more bool) {
+	n.mu.Lock()
+	if len(n.queue) == 0 {
+		n.queue, n.running = nil, false
+		n.mu.Unlock()
+		return false
+	}
+	fn := n.queue[0]
+	n.queue[0] = nil
+	n.queue = n.queue[1:]
+	n.mu.Unlock()
+	defer func() {
+		if !more {
+			g.start(func() { n.run(g) }) // ends when the queue is empty
+		}
+	}()
+	fn()
+	return true
 }

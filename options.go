@@ -70,9 +70,10 @@ func WithTTL(d time.Duration) Option {
 	})
 }
 
-// WithWait limits how long Acquire waits for a lock that is held; 0 means one
-// attempt. Without it the wait ends with the context alone. Unlike a deadline on
-// the context it does not shorten the hold.
+// WithWait limits how long Acquire waits; 0 means one attempt, as TryAcquire makes
+// it. Without it the wait ends with the context alone. Unlike a deadline on the
+// context it does not shorten the hold. It bounds the attempts too: with a server
+// that needs longer than d for an answer, Acquire ends with ErrUnavailable.
 func WithWait(d time.Duration) Option {
 	return optionFunc(func(c *config) error {
 		if d < 0 {

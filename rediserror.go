@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/internal/script"
 )
 
 // finalError is one that waiting cannot heal.
@@ -20,7 +18,7 @@ func (e *finalError) Final() bool   { return true }
 // healing are the codes of server errors that pass by themselves.
 var healing = []string{
 	"BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED", "NOREPLICAS",
-	"UNKILLABLE", "NOSCRIPT", "ERR max number of clients",
+	"NOSCRIPT", "ERR max number of clients",
 }
 
 // wrap grades an error of the client. One that waiting can heal comes back as it
@@ -58,6 +56,9 @@ func (e replyError) RedisError()   {}
 // serverError returns the text of an error that the server answered with, also
 // when a hook has wrapped it.
 func serverError(err error) (string, bool) {
+	if err == nil {
+		return "", false
+	}
 	var reply redis.Error
 	if errors.As(err, &reply) {
 		return reply.Error(), true
@@ -65,15 +66,16 @@ func serverError(err error) (string, bool) {
 	return "", false
 }
 
-// says reports whether a server's error has this code: at its beginning, or
-// inside the text that servers before 7.0 put around errors within scripts.
+// says reports whether a server's error has this code: at its beginning, or inside
+// the text that servers before 7.0 put around errors within scripts.
 func says(text, code string) bool {
-	return strings.HasPrefix(text, code) ||
-		strings.HasPrefix(text, "ERR ") && strings.Contains(text, ": "+code) ||
-		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "-"+code)
+	if strings.HasPrefix(text, code) {
+		rest := text[len(code):]
+		return rest == "" || rest[0] == ' '
+	}
+	return strings.HasPrefix(text, "ERR ") &&
+		(strings.Contains(text, ": "+code+" ") || strings.Contains(text, "-"+code+" "))
 }
-
-func isMissing(err error) bool { return script.Missing(err) }
 
 // isSplit reports whether a slot that is moving has its keys on two servers.
 func isSplit(err error) bool {

@@ -12,8 +12,6 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/holdfast-go/holdfast/internal/script"
 )
 
 // grading is how an error is taken: final (or tried again) by an acquisition, by
@@ -154,21 +152,19 @@ func TestReplyErrorsInLists(t *testing.T) {
 	}
 }
 
-func TestSplitAndMissing(t *testing.T) {
+func TestSplit(t *testing.T) {
 	require.False(t, isSplit(nil))
 	require.False(t, isSplit(errors.New("MOVED 7 127.0.0.1:6380")))
 	require.True(t, isSplit(errors.New("TRYAGAIN Multiple keys request during rehashing of slot")))
 	require.True(t, isSplit(errors.New("CROSSSLOT Keys in request don't hash to the same slot")))
-	require.True(t, isMissing(replyError("NOSCRIPT No matching script. Please use EVAL.")))
-	require.Equal(t, script.Missing(nil), isMissing(nil))
 }
 
 func TestValuesOfOthers(t *testing.T) {
 	for value, want := range map[string]string{
-		"":                        "",
-		"host-1-ab/uuid":          "host-1-ab",
-		"a/b/uuid":                "a/b",
-		"/uuid":                   "",
+		"": "",
+		"host-1-ab/16fd2706-8baf-433b-82eb-8c7fada847da": "host-1-ab",
+		"a/b":                     "a/b",
+		"/x":                      "/x",
 		"a value of another form": "a value of another form",
 	} {
 		require.Equal(t, want, holderOf(value))

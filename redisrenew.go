@@ -7,14 +7,15 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/keyspace"
+	"github.com/holdfast-go/holdfast/internal/script"
 )
 
 // clientTraits is what differs between go-redis's clients.
 type clientTraits struct {
 	// sharded reports whether two keys may live on different servers, and
-	// together returns what two keys must have in common to share a script.
+	// together returns what two leases must have in common to share a script.
 	sharded  bool
-	together func(key string) int
+	together func(Lease) string
 
 	// failover says that a server which turned into a replica will be left for
 	// the new primary, so that READONLY heals.
@@ -26,7 +27,10 @@ type clientTraits struct {
 }
 
 func traitsOf(client redis.UniversalClient) clientTraits {
-	t := clientTraits{reload: func(context.Context) {}}
+	t := clientTraits{
+		reload:   func(context.Context) {},
+		together: func(l Lease) string { return l.Key }, // nothing but themselves
+	}
 	switch c := client.(type) {
 	case *redis.Client:
 		// go-redis gives its Sentinel clients this address.
@@ -34,7 +38,7 @@ func traitsOf(client redis.UniversalClient) clientTraits {
 		t.node = func(context.Context, string) (*redis.Client, error) { return c, nil }
 	case *redis.ClusterClient:
 		t.sharded, t.failover = true, true
-		t.together = keyspace.Slot
+		t.together = func(l Lease) string { return keyspace.Tag(l.Key) } // the same tag, the same slot
 		t.node = c.MasterForKey
 		t.reload = func(ctx context.Context) { c.ReloadState(ctx) }
 	case *redis.Ring:
@@ -47,32 +51,56 @@ func traitsOf(client redis.UniversalClient) clientTraits {
 	return t
 }
 
+// Shards returns the indexes of the leases by the server that has them, so that a
+// server which does not answer delays the renewals of its own keys only.
+func (s *redisStore) Shards(ctx context.Context, leases []Lease) [][]int {
+	if !s.traits.sharded || s.traits.node == nil {
+		return [][]int{indexes(len(leases))}
+	}
+	return groupBy(leases, func(l Lease) *redis.Client {
+		node, err := s.traits.node(ctx, l.Key)
+		if err != nil {
+			return nil // those that are not known now go together
+		}
+		return node
+	})
+}
+
 // Renew renews many leases in one round trip: one script for all where they
-// share a server, else a pipeline of one script for each group that does.
+// share a server, else a pipeline of one script for each group that may.
 func (s *redisStore) Renew(ctx context.Context, leases []Lease) []error {
 	results := make([]error, len(leases))
-	if !s.traits.sharded {
-		s.renewTogether(ctx, leases, results)
-		return results
+	groups := [][]int{indexes(len(leases))}
+	if s.traits.sharded {
+		groups = groupBy(leases, s.traits.together)
 	}
-	s.renewPiped(ctx, leases, s.groups(leases), results)
+	if len(groups) == 1 && !s.traits.sharded {
+		s.renewTogether(ctx, s.client, leases, groups[0], results)
+	} else {
+		s.renewPiped(ctx, leases, groups, results)
+	}
 	return results
 }
 
-func (s *redisStore) renewTogether(ctx context.Context, leases []Lease, results []error) {
-	keys, args := renewArgs(leases, nil)
-	s.scatter(renewScript.Run(ctx, s.client, keys, args...), nil, results)
+func (s *redisStore) renewTogether(ctx context.Context, c script.Evaler, leases []Lease, group []int, results []error) {
+	keys, args := renewArgs(leases, group)
+	s.scatter(renewScript.Run(ctx, c, keys, args...), group, results)
 }
 
-// groups returns the indexes of the leases that may share a script.
-func (s *redisStore) groups(leases []Lease) [][]int {
-	groups := make([][]int, 0, len(leases))
-	if s.traits.together == nil {
-		return singles(leases, groups)
+// indexes returns 0 to n-1.
+func indexes(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
 	}
-	at := make(map[int]int, len(leases))
+	return all
+}
+
+// groupBy returns the indexes of the leases, those with the same key together.
+func groupBy[K comparable](leases []Lease, key func(Lease) K) (groups [][]int) {
+	at := make(map[K]int, len(leases))
 	for i := range leases {
-		k := s.traits.together(leases[i].Key)
+		k := key(leases[i])
 		g, ok := at[k]
 		if !ok {
 			g = len(groups)
@@ -84,43 +112,32 @@ func (s *redisStore) groups(leases []Lease) [][]int {
 	return groups
 }
 
-func singles(leases []Lease, groups [][]int) [][]int {
-	for i := range leases {
-		groups = append(groups, []int{i})
-	}
-	return groups
-}
-
 // renewPiped sends one script for each group. Groups whose server did not know
 // the script get its text; those that a moving slot has split go one by one.
 func (s *redisStore) renewPiped(ctx context.Context, leases []Lease, groups [][]int, results []error) {
-	cmds := s.pipe(ctx, leases, groups, false)
-	var missing, split [][]int
-	for i, cmd := range cmds {
+	var again [][]int
+	for i, cmd := range s.pipe(ctx, leases, groups, renewScript.ByDigest) {
 		switch err := cmd.Err(); {
-		case isMissing(err):
-			missing = append(missing, groups[i])
+		case script.Missing(err):
+			again = append(again, groups[i])
 		case isSplit(err) && len(groups[i]) > 1:
 			for _, j := range groups[i] {
-				split = append(split, []int{j})
+				again = append(again, []int{j})
 			}
 		default:
 			s.scatter(cmd, groups[i], results)
 		}
 	}
-	if again := append(missing, split...); len(again) > 0 {
-		for i, cmd := range s.pipe(ctx, leases, again, true) {
+	if len(again) > 0 {
+		for i, cmd := range s.pipe(ctx, leases, again, renewScript.ByText) {
 			s.scatter(cmd, again[i], results)
 		}
 	}
 }
 
-// pipe sends the renewals of groups in one pipeline, by digest or by text.
-func (s *redisStore) pipe(ctx context.Context, leases []Lease, groups [][]int, text bool) []*redis.Cmd {
-	send := renewScript.Queue
-	if text {
-		send = renewScript.Load
-	}
+// pipe sends the renewals of groups in one pipeline.
+func (s *redisStore) pipe(ctx context.Context, leases []Lease, groups [][]int,
+	send func(context.Context, script.Evaler, []string, ...any) *redis.Cmd) []*redis.Cmd {
 	p := s.client.Pipeline()
 	cmds := make([]*redis.Cmd, len(groups))
 	for i, g := range groups {
@@ -131,44 +148,26 @@ func (s *redisStore) pipe(ctx context.Context, leases []Lease, groups [][]int, t
 	return cmds
 }
 
-// renewArgs returns keys and arguments of the renew script for the leases at
-// indexes, or for all if that is nil.
-func renewArgs(leases []Lease, indexes []int) (keys []string, args []any) {
-	n := len(indexes)
-	if indexes == nil {
-		n = len(leases)
-	}
-	keys, args = make([]string, n), make([]any, 2*n)
-	for i := range n {
-		l := &leases[i]
-		if indexes != nil {
-			l = &leases[indexes[i]]
-		}
+// renewArgs returns keys and arguments of the renew script for a group of leases.
+func renewArgs(leases []Lease, group []int) (keys []string, args []any) {
+	keys, args = make([]string, len(group)), make([]any, 2*len(group))
+	for i, at := range group {
+		l := &leases[at]
 		keys[i], args[2*i], args[2*i+1] = l.Key, l.Owner, millis(l.TTL)
 	}
 	return keys, args
 }
 
-// scatter puts the answers of a renew script to their leases' results.
-func (s *redisStore) scatter(cmd *redis.Cmd, indexes []int, results []error) {
-	n := len(indexes)
-	if indexes == nil {
-		n = len(results)
-	}
+// scatter puts the answers of a renew script to the results of its group.
+func (s *redisStore) scatter(cmd *redis.Cmd, group []int, results []error) {
 	reply, err := cmd.Slice()
 	if err != nil {
 		err = s.wrap(err, true)
-	} else if len(reply) != n {
+	} else if len(reply) != len(group) {
 		err = errors.New("renew script: wrong number of answers")
 	}
-	for i := range n {
-		at := i
-		if indexes != nil {
-			at = indexes[i]
-		}
-		if err != nil {
-			results[at] = err
-		} else {
+	for i, at := range group {
+		if results[at] = err; err == nil {
 			results[at] = s.ownership(reply[i])
 		}
 	}

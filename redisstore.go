@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -81,7 +82,7 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	if s.ready.Load() {
 		return nil
 	}
-	if err := releaseScript.Load(ctx, s.client, []string{l.Key}, l.Owner).Err(); err != nil {
+	if err := releaseScript.ByText(ctx, s.client, []string{l.Key}, l.Owner).Err(); err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
 			return fmt.Errorf("the server does not run the scripts that a lock needs: %w", err)
 		}
@@ -122,10 +123,10 @@ func (s *redisStore) take(r Request, cmd *redis.Cmd) (grant Grant, ours bool, er
 	case 1, 2:
 		token, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return Grant{}, false, fmt.Errorf("acquire script: token %q is not a number", text)
+			return Grant{}, false, &finalError{fmt.Errorf("acquire script: token %q is not a number", text)}
 		}
 		if r.Fencing && token <= 0 {
-			return Grant{}, false, fmt.Errorf("acquire script: fence counter is gone, or holds %d", token)
+			return Grant{}, false, &finalError{fmt.Errorf("acquire script: fence counter is gone, or holds %d", token)}
 		}
 		grant = Grant{Token: fencing.Token(token)}
 		if code == 2 {
@@ -144,10 +145,13 @@ func leftOf(pttl int64) time.Duration {
 	return time.Duration(pttl) * time.Millisecond
 }
 
+// uuidLength is the length of what follows the holder's name and "/" in a value.
+const uuidLength = 36
+
 // holderOf returns the holder's name in a lock's value. A value in another form
-// was written by another client, and is its own name.
+// was written by another client, and stands for itself.
 func holderOf(value string) string {
-	if i := strings.LastIndexByte(value, '/'); i >= 0 {
+	if i := len(value) - uuidLength - 1; i > 0 && value[i] == '/' {
 		value = value[:i]
 	}
 	if len(value) > maxHolder {
@@ -159,6 +163,9 @@ func holderOf(value string) string {
 // acquireReplicated takes the lock and sends WAIT on one connection: WAIT counts
 // the writes of its own connection only. go-redis does not replace a pinned
 // connection that broke, so the WAIT cannot slip to another one.
+//
+// A lock with too few acknowledgements is not given back here but settled by the
+// Locker: it alone knows whether a later attempt of the same owner has succeeded.
 func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, error) {
 	node, err := s.traits.node(ctx, r.Key)
 	if err != nil {
@@ -169,28 +176,28 @@ func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, e
 	grant, ours, err := s.attempt(ctx, conn, r)
 	if err == nil && ours {
 		// Taken by an earlier try, perhaps on another connection. A write on this
-		// one comes after it, so its acknowledgement covers both.
+		// one comes after it, so its acknowledgement covers both. It never shortens
+		// the lease: this attempt may have been given up, and the lock in use.
 		grant.Left = 0
-		err = s.verdict(extendScript.Run(ctx, conn, []string{r.Key}, r.Owner, millis(r.TTL)))
+		results := make([]error, 1)
+		s.renewTogether(ctx, conn, []Lease{r.Lease}, []int{0}, results)
+		err = results[0]
 	}
 	if err != nil {
 		if _, moved := redis.IsMovedError(err); moved {
 			s.traits.reload(ctx)
 		}
+		var lost *LostError
+		if errors.As(err, &lost) { // nothing was held yet that could be lost
+			err = errors.New("the lock ended before it was acknowledged: " + lost.Reason)
+		}
 		return Grant{}, err
 	}
 	acked, err := conn.Wait(ctx, r.Replicas, r.ReplicaLimit).Result()
-	if err == nil && acked >= int64(r.Replicas) {
-		return grant, nil
+	if err == nil && acked < int64(r.Replicas) {
+		return Grant{}, &finalError{&ReplicaError{Acked: int(acked), Wanted: r.Replicas}}
 	}
-	if err == nil {
-		err = &finalError{&ReplicaError{Acked: int(acked), Wanted: r.Replicas}}
-	}
-	err = s.wrap(err, false)
-	if undo := s.Release(ctx, r.Lease); undo != nil {
-		return Grant{}, fmt.Errorf("%w; giving it back: %v", err, undo)
-	}
-	return Grant{}, err
+	return grant, s.wrap(err, false)
 }
 
 // Release deletes the key if it is the owner's.

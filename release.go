@@ -18,6 +18,7 @@ type giving struct {
 	busy   bool          // a Release is under way
 	after  chan struct{} // closed when it is through, for those who wait
 	done   bool          // there was a definite answer
+	behind bool          // the key was deleted after a Release had given up
 	unsure bool          // a try went out whose answer never came
 	err    error         // of the last Release that got no answer
 }
@@ -26,14 +27,15 @@ type giving struct {
 // key is deleted if it is still this lock's. It is made for defer: it takes no
 // context, works when that of Acquire has ended, and comes back within 5 seconds
 // or what is left of the validity, whichever is shorter, having tried at least
-// once.
+// once (a quarter of a second is always left for that; the log handler and the
+// observer take their own time).
 //
 // nil means that the key was this lock's until then. ErrLost means that it was
 // not: the critical section may have overlapped with another; that is also
-// logged. ErrUnavailable means that no answer came; the key then ends with its
-// TTL at the latest, and Release may be called again. After a definite answer
-// further calls, from any goroutine, ask nothing of the server and return
-// ErrNotHeld.
+// logged. ErrUnavailable means that no answer came: the key is then deleted in the
+// background as soon as the server can be reached, or ends with its TTL, and
+// Release may be called again to learn of it. After a definite answer further
+// calls, from any goroutine, ask nothing of the server and return ErrNotHeld.
 func (k *Lock) Release() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
@@ -46,7 +48,7 @@ func (k *Lock) Release() error {
 func (k *Lock) release(end clock.Instant) error {
 	l := k.l
 	l.mu.Lock()
-	for k.giving.busy { // somebody else is at it: share what comes of it
+	for k.giving.busy { // somebody else is at it: one that gets no answer is enough
 		if k.giving.after == nil {
 			k.giving.after = make(chan struct{})
 		}
@@ -62,6 +64,11 @@ func (k *Lock) release(end clock.Instant) error {
 	if k.giving.done {
 		l.mu.Unlock()
 		return ErrNotHeld
+	}
+	if k.giving.behind {
+		k.giving.done = true
+		l.mu.Unlock()
+		return nil
 	}
 	k.giving.busy, k.giving.err = true, nil
 	stopped := l.drop(k, over)
@@ -83,6 +90,10 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	} else {
 		k.giving.err = err
 	}
+	again := !definite && !isFinal(err)
+	if again { // the key may be deleted behind the caller's back
+		k.giving.unsure = true
+	}
 	suspect := k.suspect
 	k.giving.busy = false
 	if k.giving.after != nil {
@@ -90,6 +101,9 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 		k.giving.after = nil
 	}
 	l.mu.Unlock()
+	if again {
+		l.settler.addReleased(k)
+	}
 	if !definite {
 		return err
 	}
@@ -137,12 +151,22 @@ func (l *Locker) sendRelease(k *Lock, end clock.Instant) error {
 	}
 }
 
+// settled notes that the key of a lock whose Release had given up was deleted.
+func (l *Locker) settled(k *Lock) {
+	l.mu.Lock()
+	k.giving.behind = true
+	k.stage = gone
+	released := k.giving.done
+	l.mu.Unlock()
+	if !released {
+		l.poke(k.full)
+		k.config.released(k.key, clock.Now().Sub(k.since))
+	}
+}
+
 // knownLost returns the loss that the server itself has already told.
 func (k *Lock) knownLost() *LostError {
 	cause := context.Cause(&k.ctx)
-	if cause == ErrReleased {
-		return nil
-	}
 	var lost *LostError
 	if errors.As(cause, &lost) &&
 		(lost.Reason == LostGone || lost.Reason == LostTaken) {

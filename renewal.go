@@ -48,13 +48,9 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 			l.drop(k, over)
 			continue
 		}
-		if k.validUntil() >= k.limit { // what is confirmed reaches to the cap
-			heap.Remove(&d.renewals, k.renewal.place-1)
-			continue
-		}
 		n := len(batches)
 		if n == 0 || len(batches[n-1]) == maxBatch {
-			if d.calls == maxCalls {
+			if d.calls >= d.mostCalls() {
 				break
 			}
 			d.calls++
@@ -70,7 +66,43 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 	return batches
 }
 
-// renew sends one batch and takes in its results. A lock that has been released or
+// sharder is what a Store may offer whose keys live on several servers: one that
+// does not answer must not delay the renewals of the others' keys.
+type sharder interface {
+	Shards(ctx context.Context, leases []Lease) [][]int
+}
+
+// renewShards sends one batch, in as many calls as it has servers.
+func (l *Locker) renewShards(batch []renewing) {
+	s, ok := l.store.Store.(sharder)
+	if !ok || len(batch) == 1 {
+		l.renew(batch)
+		return
+	}
+	leases := make([]Lease, len(batch))
+	for i, r := range batch {
+		leases[i] = Lease{Key: r.k.full}
+	}
+	ctx, cancel := context.WithTimeout(l.base, minTTL) // it should not ask anybody
+	shards := s.Shards(ctx, leases)
+	cancel()
+	for n, shard := range shards {
+		part := make([]renewing, len(shard))
+		for i, at := range shard {
+			part[i] = batch[at]
+		}
+		if n == len(shards)-1 {
+			l.renew(part)
+			return
+		}
+		l.mu.Lock()
+		l.watch.calls++
+		l.mu.Unlock()
+		l.group.start(func() { l.renew(part) }) // ends with the store's answer
+	}
+}
+
+// renew sends one call and takes in its results. A lock that has been released or
 // lost since the batch was made is left out: no renewal starts after that.
 func (l *Locker) renew(batch []renewing) {
 	l.mu.Lock()
@@ -167,19 +199,13 @@ func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
 	}
 }
 
-// renewBy makes the next renewal of a live lock due at the latest at at, also if
-// the lease had reached to the cap on the hold and needed none; l.mu is held.
+// renewBy makes the next renewal of a live lock due at the latest at at; l.mu is
+// held.
 func (l *Locker) renewBy(k *Lock, at clock.Instant) {
-	if k.config.noRenewal {
-		return
+	if k.renewal.place > 0 {
+		k.renewal.at = min(k.renewal.at, at)
+		heap.Fix(&l.watch.renewals, k.renewal.place-1)
 	}
-	if k.renewal.place == 0 {
-		k.renewal.at = at
-		heap.Push(&l.watch.renewals, k)
-		return
-	}
-	k.renewal.at = min(k.renewal.at, at)
-	heap.Fix(&l.watch.renewals, k.renewal.place-1)
 }
 
 func (l *Locker) setValidity(k *Lock, until clock.Instant) {

@@ -41,6 +41,7 @@ type settler struct {
 // unsettled is one entry.
 type unsettled struct {
 	lease Lease
+	k     *Lock // whose Release got no answer; nil: nobody will ask
 	due   clock.Instant
 	end   clock.Instant // give up: the lease has ended by itself
 	tries int
@@ -51,11 +52,30 @@ type unsettled struct {
 // has just been deleted, but an abandoned try may still run.
 func (s *settler) add(k *Lock, again bool) {
 	now := clock.Now()
-	u := &unsettled{lease: Lease{Key: k.full, Owner: k.owner}, due: now, again: again}
-	u.end = now.Add(max(k.ttl, k.config.ttl)).Add(2 * settleAgain)
-	if again {
+	u := newUnsettled(k, now)
+	if u.again = again; again {
 		u.due = now.Add(settleAgain)
 	}
+	s.put(u)
+}
+
+// addReleased puts the key of k on the list because its Release got no answer. What
+// comes of it is kept for a Release that is called again.
+func (s *settler) addReleased(k *Lock) {
+	now := clock.Now()
+	u := newUnsettled(k, now)
+	u.k, u.tries, u.due = k, 1, now.Add(backoff(1, firstSettle, mostSettle))
+	s.put(u)
+}
+
+func newUnsettled(k *Lock, now clock.Instant) *unsettled {
+	return &unsettled{
+		lease: Lease{Key: k.full, Owner: k.owner}, due: now,
+		end: now.Add(max(k.ttl, k.config.ttl)).Add(2 * settleAgain),
+	}
+}
+
+func (s *settler) put(u *unsettled) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	heap.Push(&s.open, u)
@@ -114,6 +134,9 @@ func (s *settler) send() (sleep time.Duration, more bool) {
 	now := clock.Now()
 	for len(s.open) > 0 && s.flying < settleCalls && s.open[0].due <= now {
 		u := heap.Pop(&s.open).(*unsettled)
+		if u.end <= now { // every lease that it can have started has ended
+			continue
+		}
 		s.flying++
 		s.l.group.start(func() { s.try(u) }) // ends within settleLimit
 	}
@@ -132,6 +155,9 @@ func (s *settler) try(u *unsettled) {
 	c := &call{Context: s.l.base, l: s.l, op: releaseOp}
 	c.request.Lease = u.lease
 	err := c.run(nil, nil, settleLimit)
+	if err == nil && u.k != nil {
+		s.l.settled(u.k)
+	}
 	now := clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()

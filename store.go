@@ -21,8 +21,10 @@ import (
 // tried again within the wait or the validity.
 type Store interface {
 	// Acquire makes one attempt to take r.Key for r.Owner. It must be idempotent
-	// for an owner. It returns a *HeldError when somebody else has the lock, and
-	// another error when it could not learn the outcome.
+	// for an owner, and must not delete or shorten what an earlier attempt of the
+	// same owner may have taken. It returns a *HeldError when somebody else has the
+	// lock, and another error when it could not learn the outcome; the Locker then
+	// gives back what may have been taken.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Renew raises what is left of each lease to its TTL, and returns one result
@@ -69,7 +71,7 @@ type safeStore struct{ Store }
 
 func caught(err *error) {
 	if p := recover(); p != nil {
-		*err = fmt.Errorf("client panicked: %v", p)
+		*err = &finalError{fmt.Errorf("client panicked: %v", p)}
 	}
 }
 

@@ -1,6 +1,8 @@
 package holdfast
 
 import (
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -85,7 +87,7 @@ func (w *want) poll(q *queue, t *turn, over <-chan time.Time) error {
 
 // again reports whether an attempt that failed may be made again.
 func (w *want) again(err error) bool {
-	return w.ctx.Err() == nil && err != errWaitOver && !w.l.isClosing() && !isFinal(err)
+	return w.ctx.Err() == nil && !errors.Is(err, errWaitOver) && !w.l.isClosing() && !isFinal(err)
 }
 
 // giveUp takes over what the first in the queue has learned, for the error.
@@ -146,17 +148,12 @@ func (l *Locker) join(full string, w *want) (*queue, *turn) {
 func (l *Locker) leave(full string, q *queue, t *turn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, other := range q.waiting {
-		if other != t {
-			continue
-		}
-		q.waiting = append(q.waiting[:i], q.waiting[i+1:]...)
-		if len(q.waiting) == 0 {
-			delete(l.queues, full)
-		} else if i == 0 {
-			close(q.waiting[0].first)
-		}
-		return
+	i := slices.Index(q.waiting, t)
+	q.waiting = slices.Delete(q.waiting, i, i+1)
+	if len(q.waiting) == 0 {
+		delete(l.queues, full)
+	} else if i == 0 {
+		close(q.waiting[0].first)
 	}
 }
 

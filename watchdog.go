@@ -10,9 +10,11 @@ import (
 const (
 	maxBatch = 500 // keys in one renewal
 
-	// maxCalls is how many renewals may be under way at once. A server that does
-	// not answer must not collect goroutines and connections without end.
-	maxCalls = 16
+	// maxCalls is how many renewals may be under way at once, and callsPerBatch how
+	// many more for each full batch of locks. A server that does not answer must not
+	// collect goroutines and connections without end.
+	maxCalls      = 16
+	callsPerBatch = 8
 
 	// tick is how long the watchdog sleeps at most. Timers stand still while the
 	// machine is suspended, so this is how late a loss can be told after that.
@@ -185,7 +187,7 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 		}
 	}
 	for _, batch := range batches {
-		l.group.start(func() { l.renew(batch) }) // ends with the store's answer
+		l.group.start(func() { l.renewShards(batch) }) // ends with the store's answer
 	}
 	return sleep, more
 }
@@ -210,7 +212,7 @@ func (d *watchdog) sleep(now clock.Instant) time.Duration {
 	if len(d.expiries.locks) > 0 {
 		at = min(at, d.expiries.locks[0].validUntil())
 	}
-	if len(d.renewals.locks) > 0 && d.calls < maxCalls { // else an answer rouses us
+	if len(d.renewals.locks) > 0 && d.calls < d.mostCalls() { // else an answer rouses us
 		at = min(at, d.renewals.locks[0].renewal.at)
 	}
 	return max(0, at.Sub(now))
@@ -226,6 +228,11 @@ func (d *watchdog) idles(closing bool) bool {
 	}
 	d.idle = none
 	return !d.running
+}
+
+// mostCalls is how many renewals may be under way at once; l.mu is held.
+func (d *watchdog) mostCalls() int {
+	return maxCalls + callsPerBatch*(len(d.expiries.locks)/maxBatch)
 }
 
 // lookAtWall makes everything due when the wall clock has moved by itself: the

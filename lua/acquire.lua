@@ -7,8 +7,7 @@
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' then return value end
 if value == ARGV[1] then
-  local token = KEYS[2] and redis.call('GET', KEYS[2])
-  return {2, token or '0', redis.call('PTTL', KEYS[1])}
+  return {2, KEYS[2] and redis.call('GET', KEYS[2]) or '0', redis.call('PTTL', KEYS[1])}
 end
 if value then return {0, string.sub(value, 1, 256), redis.call('PTTL', KEYS[1])} end
 local token = '0'

@@ -8,9 +8,8 @@ for i = 1, #KEYS do
   if type(value) == 'table' then
     out[i] = string.find(value.err, 'WRONGTYPE', 1, true) and -1 or value.err
   elseif value == ARGV[2 * i - 1] then
-    if redis.call('PTTL', KEYS[i]) < tonumber(ARGV[2 * i]) then
-      redis.call('PEXPIRE', KEYS[i], ARGV[2 * i])
-    end
+    local left = redis.call('PTTL', KEYS[i])
+    redis.call('PEXPIRE', KEYS[i], left > tonumber(ARGV[2 * i]) and left or ARGV[2 * i])
     out[i] = 1
   else
     out[i] = value and -1 or 0

@@ -42,24 +42,24 @@ func digest(text string) (sha string) {
 // Run runs the script by its digest, and by its text when the server answers
 // that it does not know it: after a restart, a failover or SCRIPT FLUSH.
 func (s *Script) Run(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
-	cmd := s.Queue(ctx, c, keys, args...)
+	cmd := s.ByDigest(ctx, c, keys, args...)
 	if Missing(cmd.Err()) {
-		return s.Load(ctx, c, keys, args...)
+		return s.ByText(ctx, c, keys, args...)
 	}
 	return cmd
 }
 
-// Queue sends the script by its digest only. In a pipeline the answer is not
+// ByDigest sends the script by its digest only. In a pipeline the answer is not
 // there yet; the caller looks for Missing when it is.
-func (s *Script) Queue(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
+func (s *Script) ByDigest(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
 	if s.sha == "" {
 		return c.Eval(ctx, s.text, keys, args...)
 	}
 	return c.EvalSha(ctx, s.sha, keys, args...)
 }
 
-// Load sends the script's text, which also puts it into the server's cache.
-func (s *Script) Load(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
+// ByText sends the script's text, which also puts it into the server's cache.
+func (s *Script) ByText(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
 	return c.Eval(ctx, s.text, keys, args...)
 }
 

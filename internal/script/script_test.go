@@ -112,8 +112,8 @@ func TestDigestIsTheServers(t *testing.T) {
 func TestLoadSendsTheText(t *testing.T) {
 	c, r := newClient(t)
 	s := New(text)
-	requireAnswer(t, s.Load(t.Context(), c, []string{"k"}, "v"))
-	requireAnswer(t, s.Queue(t.Context(), c, []string{"k"}, "v"))
+	requireAnswer(t, s.ByText(t.Context(), c, []string{"k"}, "v"))
+	requireAnswer(t, s.ByDigest(t.Context(), c, []string{"k"}, "v"))
 	require.Equal(t, []string{"eval", "evalsha"}, r.take())
 }
 
@@ -121,14 +121,14 @@ func TestQueueInPipeline(t *testing.T) {
 	c, r := newClient(t)
 	s := New(text)
 	p := c.Pipeline()
-	cmd := s.Queue(t.Context(), p, []string{"k"}, "v")
+	cmd := s.ByDigest(t.Context(), p, []string{"k"}, "v")
 	_, err := p.Exec(t.Context())
 	require.True(t, Missing(err))
 	require.True(t, Missing(cmd.Err()))
 	require.Equal(t, []string{"evalsha"}, r.take(), "it is the caller who repeats")
 
-	s.Load(t.Context(), p, []string{"k"}, "v")
-	cmd = s.Queue(t.Context(), p, []string{"k"}, "v")
+	s.ByText(t.Context(), p, []string{"k"}, "v")
+	cmd = s.ByDigest(t.Context(), p, []string{"k"}, "v")
 	_, err = p.Exec(t.Context())
 	require.NoError(t, err)
 	requireAnswer(t, cmd)
@@ -139,7 +139,7 @@ func TestWithoutDigest(t *testing.T) {
 	c, r := newClient(t)
 	s := &Script{text: text}
 	requireAnswer(t, s.Run(t.Context(), c, []string{"k"}, "v"))
-	requireAnswer(t, s.Queue(t.Context(), c, []string{"k"}, "v"))
+	requireAnswer(t, s.ByDigest(t.Context(), c, []string{"k"}, "v"))
 	require.Equal(t, []string{"eval", "eval"}, r.take())
 }
 
