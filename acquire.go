@@ -14,10 +14,6 @@ const (
 	// attemptLimit bounds one attempt. An answer that comes when the validity
 	// has passed is of no use, so the shorter of both counts.
 	attemptLimit = 5 * time.Second
-
-	// slow is how long an attempt may take before it is suspected that the
-	// client has given up one try of it and sent another.
-	slow = time.Second
 )
 
 // Acquire takes the lock of key. If somebody has it, it waits, first come first
@@ -124,9 +120,10 @@ type want struct {
 	attempts int
 
 	held    *HeldError // the latest refusal
-	failure error      // the latest failure to learn the outcome
-	unsure  bool       // failure is newer than held
-	unknown bool       // a try may have taken the lock without our knowing
+	heldAt  clock.Instant
+	failure error // the latest failure to learn the outcome
+	unsure  bool  // failure is newer than held
+	unknown bool  // a try may have taken the lock without our knowing
 }
 
 // errWaitOver ends a wait by WithWait.
@@ -202,7 +199,7 @@ func (w *want) try(contended bool) error {
 	}}
 	err := c.run(w.ctx.Done(), l.closing, limit)
 	if err == nil {
-		err = l.grant(w.ctx, k, c.grant, sent, w.unknown || clock.Now().Sub(sent) > slow)
+		err = l.grant(w.ctx, k, c.grant, sent, w.unknown || c.grant.Repeated)
 	}
 	if err != nil {
 		return w.refused(err)
@@ -215,7 +212,7 @@ func (w *want) refused(err error) error {
 	var held *HeldError
 	if errors.As(err, &held) {
 		held.Key = w.k.key
-		w.held, w.unsure = held, false
+		w.held, w.heldAt, w.unsure = held, clock.Now(), false
 		return err
 	}
 	if errors.Is(err, ErrInvalid) {
@@ -224,7 +221,7 @@ func (w *want) refused(err error) error {
 	w.unknown = true
 	// An attempt that the end of the wait cut short does not outweigh a refusal.
 	cut := w.ctx.Err() != nil || w.end != 0 && clock.Now() >= w.end
-	if !cut || w.held == nil && w.failure == nil {
+	if !cut || w.held == nil && w.failure == nil || w.held.ended(w.heldAt) {
 		w.failure, w.unsure = err, true
 	}
 	return err

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
 )
 
 // sentinel is an error that may be a special case of another one.
@@ -81,6 +83,12 @@ func (e *HeldError) Error() string {
 // Is makes the error match ErrNotAcquired.
 func (e *HeldError) Is(target error) bool { return target == ErrNotAcquired }
 
+// ended reports whether the lease that e tells of, learned at at, must have ended
+// so long ago that silence since then is no sign of a holder. e may be nil.
+func (e *HeldError) ended(at clock.Instant) bool {
+	return e != nil && e.TTL > 0 && clock.Now() > at.Add(e.TTL+mostPause)
+}
+
 // Reasons of a LostError.
 const (
 	LostExpired = "validity ended before a renewal was confirmed"
@@ -154,6 +162,9 @@ var errTooLate = errors.New("granted too late: its validity has already ended")
 
 // errInterrupted: the caller stopped waiting for an answer.
 var errInterrupted = errors.New("interrupted before an answer came")
+
+// errSilent: the last that was heard of a lock is a lease that has ended since.
+var errSilent = errors.New("no answer since the holder's lease has ended")
 
 // noAnswerError: a limit of ours ended a call. It is nobody's context error.
 type noAnswerError struct{ limit time.Duration }

@@ -218,7 +218,7 @@ func TestErrorsOfCalls(t *testing.T) {
 			_, err := fakeLocker(t, &fakeStore{}).Acquire(ctx, "k")
 			require.ErrorIs(t, err, context.Canceled)
 			require.ErrorIs(t, err, reason)
-			return err, nil
+			return err, words("ErrUnavailable")
 		},
 		"the lock is gone at Release": func(t *testing.T) (error, []string) {
 			s := &fakeStore{}

@@ -164,12 +164,10 @@ func (l *Locker) extended(k *Lock, before, ttl time.Duration, sent clock.Instant
 		}
 		return nil, err
 	}
-	if err != nil || clock.Now().Sub(sent) > slow { // a copy of it may still run
-		if k.ceiling == 0 || ttl < k.ceiling {
-			k.ceiling = ttl
-		}
+	if err != nil && (k.ceiling == 0 || ttl < k.ceiling) { // it, or a copy, may still run
+		k.ceiling = ttl
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errRepeated) {
 		return nil, err
 	}
 	if k.stage != live || clock.Now() >= k.validUntil() {

@@ -84,7 +84,27 @@ func (s *redisStore) Renew(ctx context.Context, leases []Lease) []error {
 
 func (s *redisStore) renewTogether(ctx context.Context, c script.Evaler, leases []Lease, group []int, results []error) {
 	keys, args := renewArgs(leases, group)
-	s.scatter(renewScript.Run(ctx, c, keys, args...), group, results)
+	cmd := renewScript.Run(ctx, c, keys, args...)
+	if len(group) > 1 && s.isForOne(cmd.Err()) {
+		s.renewPiped(ctx, leases, singles(group), results)
+		return
+	}
+	s.scatter(cmd, group, results)
+}
+
+// isForOne reports whether the server refused a script for what may concern only
+// one of its keys: a slot that is moving, keys of several slots, missing rights.
+func (s *redisStore) isForOne(err error) bool {
+	return isSplit(err) || err != nil && isFinal(s.wrap(err, true))
+}
+
+// singles returns a group for each index.
+func singles(group []int) [][]int {
+	groups := make([][]int, len(group))
+	for i, at := range group {
+		groups[i] = []int{at}
+	}
+	return groups
 }
 
 // indexes returns 0 to n-1.
@@ -120,10 +140,8 @@ func (s *redisStore) renewPiped(ctx context.Context, leases []Lease, groups [][]
 		switch err := cmd.Err(); {
 		case script.Missing(err):
 			again = append(again, groups[i])
-		case isSplit(err) && len(groups[i]) > 1:
-			for _, j := range groups[i] {
-				again = append(again, []int{j})
-			}
+		case len(groups[i]) > 1 && s.isForOne(err):
+			again = append(again, singles(groups[i])...)
 		default:
 			s.scatter(cmd, groups[i], results)
 		}

@@ -65,14 +65,20 @@ type commander interface {
 
 // attempt takes the lock. ours says that an earlier try of the same owner had.
 func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant Grant, ours bool, err error) {
+	repeated := false
 	if !r.Fencing && !r.Contended {
-		cmd := redis.NewBoolCmd(ctx, "set", r.Key, r.Owner, "nx", "px", millis(r.TTL))
+		owner := &ownerArg{owner: r.Owner}
+		cmd := redis.NewBoolCmd(ctx, "set", r.Key, owner, "nx", "px", millis(r.TTL))
 		_ = c.Process(ctx, cmd) // the error is in cmd
 		if taken, err := cmd.Result(); taken || err != nil {
-			return Grant{}, false, s.wrap(err, false)
+			return Grant{Repeated: owner.repeated()}, false, s.wrap(err, false)
 		}
+		repeated = owner.repeated()
 	}
-	return s.take(r, acquireScript.Run(ctx, c, lockKeys(r), r.Owner, millis(r.TTL)))
+	owner := &ownerArg{owner: r.Owner}
+	grant, ours, err = s.take(r, runScript(ctx, c, acquireScript, lockKeys(r), owner, millis(r.TTL)))
+	grant.Repeated = repeated || owner.repeated()
+	return grant, ours, err
 }
 
 // prepare finds out, before anything is taken, that the server runs scripts: a
@@ -145,13 +151,10 @@ func leftOf(pttl int64) time.Duration {
 	return time.Duration(pttl) * time.Millisecond
 }
 
-// uuidLength is the length of what follows the holder's name and "/" in a value.
-const uuidLength = 36
-
-// holderOf returns the holder's name in a lock's value. A value in another form
-// was written by another client, and stands for itself.
+// holderOf returns the holder's name in a lock's value: what stands before the last
+// "/". A value in another form was written by another client, and stands for itself.
 func holderOf(value string) string {
-	if i := len(value) - uuidLength - 1; i > 0 && value[i] == '/' {
+	if i := strings.LastIndexByte(value, '/'); i > 0 {
 		value = value[:i]
 	}
 	if len(value) > maxHolder {
@@ -202,12 +205,25 @@ func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, e
 
 // Release deletes the key if it is the owner's.
 func (s *redisStore) Release(ctx context.Context, l Lease) error {
-	return s.verdict(releaseScript.Run(ctx, s.client, []string{l.Key}, l.Owner))
+	owner := &ownerArg{owner: l.Owner}
+	err := s.verdict(runScript(ctx, s.client, releaseScript, []string{l.Key}, owner))
+	if err != nil && owner.repeated() {
+		var lost *LostError
+		if errors.As(err, &lost) {
+			lost.Err = errRepeated
+		}
+	}
+	return err
 }
 
 // Extend sets what is left of the lease.
 func (s *redisStore) Extend(ctx context.Context, l Lease) error {
-	return s.verdict(extendScript.Run(ctx, s.client, []string{l.Key}, l.Owner, millis(l.TTL)))
+	owner := &ownerArg{owner: l.Owner}
+	err := s.verdict(runScript(ctx, s.client, extendScript, []string{l.Key}, owner, millis(l.TTL)))
+	if err == nil && owner.repeated() {
+		return errRepeated
+	}
+	return err
 }
 
 // verdict reads an answer that says whether the key was the owner's.

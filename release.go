@@ -167,6 +167,9 @@ func (l *Locker) settled(k *Lock) {
 // knownLost returns the loss that the server itself has already told.
 func (k *Lock) knownLost() *LostError {
 	cause := context.Cause(&k.ctx)
+	if cause == nil || errors.Is(cause, ErrReleased) {
+		return nil
+	}
 	var lost *LostError
 	if errors.As(cause, &lost) &&
 		(lost.Reason == LostGone || lost.Reason == LostTaken) {
@@ -186,7 +189,8 @@ func (k *Lock) released(err error) error {
 		k.giving.unsure = k.giving.unsure || !refused
 		return err
 	}
-	if lost.Reason == LostGone && k.giving.unsure && clock.Now() < k.validUntil() {
+	unsure := k.giving.unsure || errors.Is(lost.Err, errRepeated)
+	if lost.Reason == LostGone && unsure && clock.Now() < k.validUntil() {
 		return nil
 	}
 	return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/internal/clock"
 )
 
@@ -15,17 +17,19 @@ const (
 	firstSettle = 20 * time.Millisecond
 	mostSettle  = time.Second
 
-	// settleAgain is when a key is looked at once more. An abandoned command can
-	// still run after its clean-up: a server that was stopped and goes on may
-	// execute what a closed connection had sent before what came on another one.
+	// settleAgain is when a key is looked at once more, and then after twice the
+	// time each, settleLooks times in all. An abandoned command can still run after
+	// its clean-up: a server that was stopped and goes on may execute what a closed
+	// connection had sent before what came on another one.
 	settleAgain = time.Second
+	settleLooks = 3
 )
 
 // settler compare-and-deletes the keys of acquisitions whose fate is unknown. One
 // goroutine works off a list, with a few requests under way at a time, however
 // long the list is; it lives while there are entries. An entry leaves the list
-// after a definite answer and a second look, or when every lease that it can have
-// started has ended.
+// after a definite answer and a few further looks, or when every lease that it can
+// have started has ended.
 type settler struct {
 	l    *Locker
 	wake chan struct{} // one element
@@ -45,7 +49,8 @@ type unsettled struct {
 	due   clock.Instant
 	end   clock.Instant // give up: the lease has ended by itself
 	tries int
-	again bool // this is the second look
+	again bool // this is a further look
+	looks int
 }
 
 // add puts the key of k on the list. again starts with the second look: the key
@@ -87,15 +92,17 @@ func (s *settler) put(u *unsettled) {
 	s.l.group.start(s.work) // ends when nothing is open and nothing under way
 }
 
-// finish lets every entry have one last try now, when Close has begun. The second
-// look keeps its pause: it is there to come later.
+// finish lets every entry have one last try now, when Close has begun. A further
+// look keeps a pause: it is there to come later.
 func (s *settler) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.finished = true
 	now := clock.Now()
 	for _, u := range s.open {
-		if !u.again {
+		if u.again {
+			u.due = min(u.due, now.Add(settleAgain))
+		} else {
 			u.due = min(u.due, now)
 		}
 	}
@@ -166,15 +173,19 @@ func (s *settler) try(u *unsettled) {
 	var lost *LostError
 	definite := err == nil || errors.As(err, &lost)
 	switch {
-	case definite && u.again:
+	case definite && u.again && (s.finished || u.looks == settleLooks):
 		return
 	case definite:
-		u.again, u.due = true, now.Add(settleAgain)
-	case isFinal(err) || now >= u.end || s.finished:
+		u.due = now.Add(settleAgain << u.looks)
+		u.again, u.looks = true, u.looks+1
+	case errors.Is(err, redis.ErrClosed) || s.finished:
 		return // it is left to its TTL
 	default:
 		u.tries++
 		u.due = now.Add(backoff(u.tries, firstSettle, mostSettle))
+	}
+	if u.due > u.end {
+		return // every lease that it can have started will have ended
 	}
 	heap.Push(&s.open, u)
 }

@@ -63,6 +63,9 @@ type Grant struct {
 	// Left, if not 0, says that an earlier try of the same owner had taken the
 	// lock, and what was left of its lease when this try was answered.
 	Left time.Duration
+
+	// Repeated says that a copy of the request may still run at the server.
+	Repeated bool
 }
 
 // safeStore turns a panic in a store, a client or its hooks into an error: it

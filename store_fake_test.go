@@ -270,7 +270,7 @@ func lostBecause(t *testing.T, k *Lock, reason string) {
 // idleSoon asserts that a Locker has no goroutine left after a moment.
 func idleSoon(t *testing.T, l *Locker) {
 	t.Helper()
-	time.Sleep(3 * time.Second)
+	time.Sleep(10 * time.Second)
 	l.group.mu.Lock()
 	defer l.group.mu.Unlock()
 	require.Zero(t, l.group.n, "goroutines of the Locker")

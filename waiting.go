@@ -94,6 +94,9 @@ func (w *want) again(err error) bool {
 func (w *want) giveUp(q *queue, err error) error {
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
+	if q.held.ended(q.since) && q.failure == nil {
+		q.failure = errSilent
+	}
 	if q.held != nil {
 		held := *q.held
 		held.Key = w.k.key
@@ -169,7 +172,7 @@ func (q *queue) learn(w *want) {
 	case w.unsure:
 		q.failure = w.failure
 	case w.held != nil:
-		q.held, q.since, q.failure = w.held, clock.Now(), nil
+		q.held, q.since, q.failure = w.held, w.heldAt, nil
 	}
 }
 

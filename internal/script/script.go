@@ -63,8 +63,14 @@ func (s *Script) ByText(ctx context.Context, c Evaler, keys []string, args ...an
 	return c.Eval(ctx, s.text, keys, args...)
 }
 
-// Missing reports whether err says that the server does not know a digest. It
-// looks at the text: hooks may have wrapped or decorated the server's error.
+// Missing reports whether err says that the server does not know a digest, or has
+// no EVALSHA for us: then the text may do. It looks at the error's text: hooks may
+// have wrapped or decorated it.
 func Missing(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "NOSCRIPT")
+	if err == nil {
+		return false
+	}
+	text := strings.ToLower(err.Error())
+	return strings.Contains(text, "noscript") || strings.Contains(text, "evalsha") &&
+		(strings.Contains(text, "unknown command") || strings.Contains(text, "noperm"))
 }
