@@ -77,7 +77,7 @@ func (e *HeldError) Error() string {
 	case e.TTL < 0:
 		return fmt.Sprintf("holdfast: lock %q is held by %q without expiry", e.Key, e.Holder)
 	}
-	return fmt.Sprintf("holdfast: lock %q is held by %q for another %v", e.Key, e.Holder, e.TTL)
+	return fmt.Sprintf("holdfast: lock %q is held by %q for another %v", e.Key, e.Holder, e.TTL.Round(time.Millisecond))
 }
 
 // Is makes the error match ErrNotAcquired.
@@ -91,7 +91,7 @@ func (e *HeldError) ended(at clock.Instant) bool {
 
 // Reasons of a LostError.
 const (
-	LostExpired = "validity ended before a renewal was confirmed"
+	LostExpired = "validity ended without a confirmed renewal"
 	LostGone    = "the key is gone"
 	LostTaken   = "the key carries another value"
 	LostMaxHold = "the cap on the hold was reached"

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -69,7 +70,7 @@ func (k *Lock) heldError() error {
 	if err == nil || errors.Is(err, ErrNotHeld) {
 		return err
 	}
-	return &chain{texts: "holdfast: extend " + k.key + ": " + err.Error(), errs: []error{ErrNotHeld, err}}
+	return &chain{texts: fmt.Sprintf("holdfast: extend %q: %v", k.key, err), errs: []error{ErrNotHeld, err}}
 }
 
 // startExtend waits for the Extend of the same lock that is under way. The caller

@@ -38,7 +38,7 @@ type Locker struct {
 	closed  chan struct{} // closed when Close is through
 
 	// mu guards what follows, and fields of Lock that say so. With it held nothing
-	// is sent, no context is ended, and no code of users runs.
+	// is sent, no context of a user is ended, and no code of users runs.
 	mu       sync.Mutex
 	ended    bool // Close has begun
 	closeErr error
@@ -47,7 +47,7 @@ type Locker struct {
 }
 
 // New returns a Locker on one Redis: a server, a Sentinel set, a Cluster or a
-// Ring. The client stays the caller's: Close does not close it, and it must
+// Ring. It asks the server nothing; the first acquisition does. The client stays the caller's: Close does not close it, and it must
 // outlive the Locker. The options are the defaults for all calls.
 func New(client redis.UniversalClient, opts ...Option) (*Locker, error) {
 	store, err := newRedisStore(client)
@@ -164,7 +164,8 @@ func (k *Lock) Err() error {
 }
 
 // ValidUntil is the moment at which validity ends unless a renewal is confirmed
-// before. It is the zero time for a Lock that never was.
+// before. It does not tell whether the lock is held: ask Err. It is the zero time
+// for a Lock that never was.
 func (k *Lock) ValidUntil() time.Time {
 	if k == nil || k.l == nil {
 		return time.Time{}
@@ -263,7 +264,8 @@ func heldBy(ctx context.Context, resource any, full string) *Lock {
 }
 
 // Do runs fn under the lock and releases it when fn returns or panics. It waits
-// for the lock as Acquire does. fn gets the lock's context. The error is fn's,
+// for the lock as Acquire does; if it does not get it, fn is not run. fn gets the
+// lock's context, and Do waits for it also when that has ended. The error is fn's,
 // joined with that of the release.
 func (l *Locker) Do(ctx context.Context, key string, fn func(ctx context.Context) error, opts ...Option) (err error) {
 	if fn == nil {
@@ -286,7 +288,9 @@ const (
 // Close releases all that is held, ends the contexts with ErrClosed and leaves no
 // goroutine behind, within 5 seconds (a request that hangs in the client ends by
 // the client's own timeouts; log handlers and observers take their own time). Calls that wait return ErrClosed. It returns what
-// releases failed with. Further calls do nothing and return the same.
+// releases failed with. A lock whose parent context had ended keeps its key, for
+// those who clean up under it; Release works after Close too. Further calls do
+// nothing and return the same.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	first := !l.ended

@@ -8,7 +8,7 @@ import (
 )
 
 // Observer is a set of functions that are told what happens to locks, to hang
-// metrics on. Any may be nil. They may be called from many goroutines at once.
+// metrics on. Any may be nil. key is the one given to Acquire, without the prefix. They may be called from many goroutines at once.
 // Acquired, Refused and Released are called in the goroutine of the call that
 // they tell of; Renewed, RenewalFailed and Lost come from one goroutine beside
 // the watchdog, in order, except that a loss found by Release is told by it. A
@@ -16,12 +16,18 @@ import (
 // watchdog; when too many wait, renewals go untold. A panic in one is caught and
 // logged.
 type Observer struct {
-	Acquired      func(key string, wait time.Duration, attempts int)
-	Refused       func(key string, err error) // an Acquire or TryAcquire that ended without the lock
+	Acquired func(key string, wait time.Duration, attempts int)
+
+	// Refused: an Acquire or TryAcquire ended without the lock, but not for ErrInvalid.
+	Refused func(key string, err error)
+
 	Renewed       func(key string)
 	RenewalFailed func(key string, err error) // not the end: it is tried again while validity lasts
 	Lost          func(key string, err error) // err has the reason, a *LostError
-	Released      func(key string, hold time.Duration)
+
+	// Released, once for each lock: a Release got a definite answer, also that the
+	// lock had been lost. hold counts from the grant. Lost may come before or after.
+	Released func(key string, hold time.Duration)
 }
 
 // guard runs an observer function, whose panic must not end the process.

@@ -28,8 +28,8 @@ const (
 )
 
 // Option changes a setting. Those given to New are the defaults of the Locker;
-// those given to a call override them for that call. An Option may be used any
-// number of times and by any number of goroutines.
+// those given to a call override them for that call; all of them may be. An Option
+// may be used any number of times and by any number of goroutines.
 type Option interface{ apply(*config) error }
 
 type optionFunc func(*config) error
@@ -107,8 +107,8 @@ func WithoutRenewal() Option {
 
 // WithMaxHold caps the total hold, 10 minutes by default (or the TTL, if that is
 // longer): a stuck holder that still renews would keep everybody out for ever.
-// At the cap the context ends with ErrMaxHold and nothing is renewed any more.
-// Unlimited lifts it.
+// At the cap the context ends with ErrMaxHold and nothing is renewed any more; the
+// key stays until Release or the end of its TTL. Unlimited lifts the cap.
 func WithMaxHold(d time.Duration) Option {
 	return optionFunc(func(c *config) error {
 		if d <= 0 {

@@ -90,7 +90,7 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	}
 	if err := releaseScript.ByText(ctx, s.client, []string{l.Key}, l.Owner).Err(); err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
-			return fmt.Errorf("the server does not run the scripts that a lock needs: %w", err)
+			return fmt.Errorf("checking that the server runs the scripts of locks: %w", err)
 		}
 		return err
 	}

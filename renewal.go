@@ -18,6 +18,15 @@ type renewal struct {
 	tries int   // since the last confirmed one
 	err   error // of the last try
 	place int   // in the schedule; 0: none
+
+	flights []*flight // the calls under way that renew this lock
+}
+
+// flight is one call under way. When none of its locks is live any more it is
+// ended, so that the client does not send it again by itself.
+type flight struct {
+	live   int
+	cancel context.CancelFunc
 }
 
 // renewing is one lock in a batch, as it was when the batch was made.
@@ -114,11 +123,15 @@ func (l *Locker) renew(batch []renewing) {
 		leases[i] = Lease{Key: r.k.full, Owner: r.k.owner, TTL: r.lease}
 		left = max(left, r.k.validUntil().Sub(now))
 	}
-	l.mu.Unlock()
 	// No answer can help when the validity of all has ended: then the next calls
 	// no longer wait for this one.
 	ctx, cancel := context.WithTimeout(l.base, max(left, minTTL))
 	defer cancel()
+	f := &flight{live: len(batch), cancel: cancel}
+	for _, r := range batch {
+		r.k.renewal.flights = append(r.k.renewal.flights, f)
+	}
+	l.mu.Unlock()
 	inTime := context.AfterFunc(ctx, l.freeCall)
 	var results []error
 	sent := clock.Now()
@@ -134,6 +147,7 @@ func (l *Locker) renew(batch []renewing) {
 	share := rand.Float64() // one for all, so that they go on sharing calls
 	var losses []loss
 	for i, r := range batch {
+		r.k.renewal.flights = slices.DeleteFunc(r.k.renewal.flights, func(g *flight) bool { return g == f })
 		if lost := l.renewed(r, sent, now, share, results[i]); lost != nil {
 			losses = append(losses, loss{r.k, lost})
 		}

@@ -43,7 +43,7 @@ func runScript(ctx context.Context, c script.Evaler, s *script.Script, keys []st
 	args = append([]any{owner}, args...)
 	cmd := s.ByDigest(ctx, c, keys, args...)
 	if script.Missing(cmd.Err()) {
-		owner.sent.Store(0)
+		owner.sent.Add(-1) // an earlier copy may yet run, and then find the script
 		cmd = s.ByText(ctx, c, keys, args...)
 	}
 	return cmd

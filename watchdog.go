@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"container/heap"
+	"fmt"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
@@ -96,6 +97,11 @@ func (l *Locker) drop(k *Lock, next stage) bool {
 	if k.renewal.place > 0 {
 		heap.Remove(&l.watch.renewals, k.renewal.place-1)
 	}
+	for _, f := range k.renewal.flights {
+		if f.live--; f.live == 0 {
+			f.cancel()
+		}
+	}
 	return true
 }
 
@@ -133,7 +139,11 @@ func (k *Lock) expiredError() *LostError {
 	if k.validUntil() >= k.limit {
 		return &LostError{Key: k.key, Reason: LostMaxHold, Err: ErrMaxHold}
 	}
-	return &LostError{Key: k.key, Reason: LostExpired, Err: k.renewal.err}
+	err := k.renewal.err
+	if err == nil && k.renewal.tries > 0 {
+		err = fmt.Errorf("no answer to %d renewals", k.renewal.tries)
+	}
+	return &LostError{Key: k.key, Reason: LostExpired, Err: err}
 }
 
 // lose ends the context of a lock that has been dropped, and tells of it.

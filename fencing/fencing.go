@@ -22,7 +22,9 @@ func NewContext(ctx context.Context, t Token) context.Context {
 	return context.WithValue(ctx, contextKey{}, t)
 }
 
-// FromContext returns the token that ctx carries, and whether it carries one.
+// FromContext returns the token that ctx carries, and whether it carries one. With
+// nested locks it is that of the innermost lock taken with fencing, which need not
+// be the innermost lock: ask Lock.Token when it matters which.
 func FromContext(ctx context.Context) (Token, bool) {
 	t, ok := ctx.Value(contextKey{}).(Token)
 	return t, ok
