@@ -9,6 +9,7 @@ MODULES = $$(find . -name go.mod -not -path '*/.*/*' -not -path '*/testdata/*' |
 
 help:
 	@echo "make test   gofmt, tidy, vet and all tests with the race detector, on a real redis-server"
+	@echo "make tools  installs redis-server and a C compiler, if missing (test does it first)"
 	@echo "make bench  benchmarks"
 	@echo "make fmt    format all Go files"
 
@@ -38,6 +39,7 @@ tools:
 		elif has dnf; then $$as_root dnf install -y $$4; \
 		fi; \
 	}; \
+	has go || { echo "Go is missing: put it on the PATH" >&2; exit 1; }; \
 	if ! has redis-server; then \
 		echo "redis-server is missing: installing it"; \
 		install redis-server redis redis redis || true; \

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -66,7 +67,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer lock.Release()
-	say("first:  has the lock, valid for another %v", time.Until(lock.ValidUntil()).Round(10*time.Millisecond))
+	say("first:  has the lock, valid for %v: the lease less drift and margin", time.Until(lock.ValidUntil()).Round(10*time.Millisecond))
 	if err := r.write(lock, "first"); err != nil {
 		return err
 	}
@@ -168,7 +169,7 @@ func (w *worker) comeBack(lock *holdfast.Lock, r *report, second *worker, releas
 	if got := r.text(); got != "first, second" {
 		return fmt.Errorf("want the report by first, second; it is by %s", got)
 	}
-	say("the report was written by: %s", r.text())
+	say("the report was written by: %s; the late write of the first is not in it", r.text())
 	return nil
 }
 
@@ -213,7 +214,9 @@ func newWorker(name string, o redis.Options, network *cable) (*worker, error) {
 	client := redis.NewClient(&o)
 	client.AddHook(network)
 	locker, err := holdfast.New(client,
-		holdfast.WithTTL(ttl), holdfast.WithHolder(name), holdfast.WithPrefix("quickstart:"))
+		holdfast.WithTTL(ttl), holdfast.WithHolder(name), holdfast.WithPrefix("quickstart:"),
+		// By default losses are also logged; here each step is printed anyway.
+		holdfast.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return nil, errors.Join(err, client.Close())
 	}
