@@ -70,17 +70,14 @@ func TestCheckInParallelSubtests(t *testing.T) {
 	}
 }
 
-func TestLeakForMain(t *testing.T) {
-	if os.Getenv(leakVariable) == "" {
-		t.Skip("for the child of TestMainExitCode only")
+// TestLeakForMain leaks in the child of TestMainExitCode only.
+func TestLeakForMain(*testing.T) {
+	if os.Getenv(leakVariable) != "" {
+		leakUntil(nil)
 	}
-	leakUntil(nil)
 }
 
 func TestMainExitCode(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for the whole patience")
-	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
