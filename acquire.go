@@ -64,7 +64,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 		cfg.refused(key, err)
 		return nil, err
 	}
-	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl}
+	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl, longest: cfg.ttl}
 	if outer := heldBy(ctx, l.resource, full); outer != nil {
 		err := deadlock(k, outer, wait)
 		cfg.refused(key, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast/internal/faultproxy"
+	"github.com/holdfast-go/holdfast/internal/keyspace"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
 
@@ -321,4 +322,65 @@ func TestReleaseIsMadeUpFor(t *testing.T) {
 	})
 	require.NoError(t, k.Release())
 	require.ErrorIs(t, k.Release(), ErrNotHeld)
+}
+
+// A Release that met a refusal, or a redirect, and then finds the key gone, tells of
+// the loss: what was refused has not run, so it cannot have been our own deletion.
+func TestRefusedReleaseHidesNoLoss(t *testing.T) {
+	for _, text := range []string{"LOADING Redis is loading", "READONLY You can't write against a read only replica."} {
+		s, p, c := proxied(t)
+		l := newTestLocker(t, c)
+		k := mustAcquire(t, l, "k")
+		require.NoError(t, s.Admin().Del(t.Context(), "k").Err())
+		p.Inject(faultproxy.Rule{Match: faultproxy.Script(), Times: 1, Do: faultproxy.Refuse(text)})
+		require.ErrorIs(t, k.Release(), ErrLost)
+	}
+	set := redistest.StartCluster(t, 2)
+	l := newTestLocker(t, set.Client())
+	k := mustAcquire(t, l, "k")
+	slot := keyspace.Slot("k")
+	home := set.SlotOwner(slot)
+	require.NoError(t, set.Nodes[home].Admin().Del(t.Context(), "k").Err())
+	set.MoveSlot(slot, 1-home)
+	require.ErrorIs(t, k.Release(), ErrLost)
+}
+
+// An Extend that got no answer, and whose repetition was refused, may yet run.
+func TestLateExtendAfterRefusal(t *testing.T) {
+	s, p, c := proxied(t, impatient)
+	l := newTestLocker(t, c, WithTTL(10*time.Second), WithoutRenewal())
+	k := mustAcquire(t, l, "k")
+	p.Inject(faultproxy.Rule{Match: faultproxy.Script(), Times: 1, Do: faultproxy.DelayRequest(time.Second)})
+	p.Inject(faultproxy.Rule{Match: faultproxy.Script(), Times: 1, Do: faultproxy.Refuse("MISCONF no snapshots")})
+	require.ErrorIs(t, k.Extend(t.Context(), 2*time.Second), ErrUnavailable)
+	require.NoError(t, k.Extend(t.Context(), time.Minute))
+	_, err := newTestLocker(t, s.Client()).Acquire(t.Context(), "k", WithWait(8*time.Second))
+	require.NoError(t, err, "the late copy has cut the lease")
+	require.ErrorIs(t, k.Err(), ErrLost)
+}
+
+// Many locks on a shard that hangs, taken at different moments, do not use up the
+// renewals of the others.
+func TestHungShardWithManyLocks(t *testing.T) {
+	servers := redistest.StartN(t, 2)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"x": servers[0].Addr(), "y": servers[1].Addr()}})
+	defer func() { _ = ring.Close() }()
+	l := newTestLocker(t, ring)
+	var healthy []*Lock
+	for i := range 60 { // a phase of its own for each
+		node, err := ring.GetShardClientForKey(fmt.Sprint("k", i))
+		require.NoError(t, err)
+		if node.Options().Addr == servers[1].Addr() {
+			healthy = append(healthy, mustAcquire(t, l, fmt.Sprint("k", i), WithTTL(2*time.Second)))
+			continue
+		}
+		mustAcquire(t, l, fmt.Sprint("k", i), WithRenewEvery(time.Duration(500+20*i)*time.Millisecond))
+	}
+	require.NotEmpty(t, healthy)
+	servers[0].Stop()
+	for _, k := range healthy {
+		redistest.Eventually(t, 20*time.Second, "renewals go on", func() bool { return clockOf(k) > 10*time.Second })
+		require.NoError(t, k.Err())
+	}
+	servers[0].Cont()
 }

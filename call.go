@@ -173,7 +173,7 @@ func (c *call) send(reply chan<- struct{}) {
 // been granted since, what is open will be settled when it ends.
 func (c *call) late() {
 	var held *HeldError
-	unwanted := c.op == acquireOp && !errors.As(c.err, &held) || c.op == extendOp && (c.err == nil || errors.Is(c.err, errRepeated))
+	unwanted := c.op == acquireOp && !errors.As(c.err, &held) || c.op == extendOp && c.err == nil
 	if !unwanted {
 		return
 	}

@@ -116,6 +116,7 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 	sent := clock.Now()
 	before := k.ttl
 	k.epoch++
+	k.longest = max(k.longest, ttl)
 	if ttl < k.ttl {
 		l.setLease(k, ttl)
 		until := validUntil(sent, ttl, k.config.marginOf(ttl), k.limit)
@@ -165,10 +166,10 @@ func (l *Locker) extended(k *Lock, before, ttl time.Duration, sent clock.Instant
 		}
 		return nil, err
 	}
-	if err != nil && (k.ceiling == 0 || ttl < k.ceiling) { // it, or a copy, may still run
-		k.ceiling = ttl
-	}
-	if err != nil && !errors.Is(err, errRepeated) {
+	if err != nil {
+		if k.ceiling == 0 || ttl < k.ceiling { // it may still run
+			k.ceiling = ttl
+		}
 		return nil, err
 	}
 	if k.stage != live || clock.Now() >= k.validUntil() {

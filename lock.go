@@ -109,6 +109,7 @@ type Lock struct {
 	stage   stage
 	suspect bool // an abandoned try of this owner may still run at the server
 	ttl     time.Duration
+	longest time.Duration // of all leases that were ever asked for
 	ceiling time.Duration // a lease that an Extend of unknown fate may yet set; 0: none
 	epoch   int           // counts Extends: renewals sent before one say nothing
 	renewal renewal
@@ -309,7 +310,7 @@ func (l *Locker) Close() error {
 	locks = slices.DeleteFunc(locks, func(k *Lock) bool { return !l.end(k, ErrClosed) })
 	l.closeErr = l.releaseAll(locks, start.Add(closeLimit))
 	l.rouse() // the watchdog has nothing left, and ends
-	l.settler.finish()
+	l.settler.finish(start.Add(closeLimit))
 	l.group.wait(closeLimit - clock.Now().Sub(start))
 	close(l.closed)
 	return l.closeErr
@@ -322,18 +323,29 @@ func (l *Locker) releaseAll(locks []*Lock, end clock.Instant) error {
 		next atomic.Int64
 		errs = make([]error, len(locks))
 	)
-	for range min(closers, len(locks)) {
-		wg.Go(func() { // ended by the end of the list: each release is bounded
-			for i := next.Add(1) - 1; int(i) < len(locks); i = next.Add(1) - 1 {
-				if clock.Now() >= end {
-					errs[i] = unavailable("release", locks[i].key, &noAnswerError{closeLimit})
-					continue
-				}
-				if err := locks[i].release(end); !errors.Is(err, ErrNotHeld) || errors.Is(err, ErrLost) {
-					errs[i] = err
-				}
+	var work func()
+	work = func() {
+		through := false
+		defer func() {
+			if !through { // an observer has ended this goroutine (runtime.Goexit)
+				wg.Go(work)
 			}
-		})
+		}()
+		for i := next.Add(1) - 1; int(i) < len(locks); i = next.Add(1) - 1 {
+			errs[i] = unavailable("release", locks[i].key, &noAnswerError{closeLimit})
+			if clock.Now() >= end {
+				continue
+			}
+			err := locks[i].release(end)
+			if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) {
+				err = nil // it was released at the same moment
+			}
+			errs[i] = err
+		}
+		through = true
+	}
+	for range min(closers, len(locks)) {
+		wg.Go(work) // ended by the end of the list: each release is bounded
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -11,7 +11,8 @@ import (
 // metrics on. Any may be nil. key is the one given to Acquire, without the prefix. They may be called from many goroutines at once.
 // Acquired, Refused and Released are called in the goroutine of the call that
 // they tell of; Renewed, RenewalFailed and Lost come from one goroutine beside
-// the watchdog, in order, except that a loss found by Release is told by it. A
+// the watchdog, in order, except that a loss found by Release is told by it; so does
+// Released when the background has made up for a Release that got no answer. A
 // slow function delays those, and the calls that it is called by, never the
 // watchdog; when too many wait, renewals go untold. A panic in one is caught and
 // logged.

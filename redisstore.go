@@ -76,7 +76,7 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 		repeated = owner.repeated()
 	}
 	owner := &ownerArg{owner: r.Owner}
-	grant, ours, err = s.take(r, runScript(ctx, c, acquireScript, lockKeys(r), owner, millis(r.TTL)))
+	grant, ours, err = s.take(r, acquireScript.Run(ctx, c, lockKeys(r), owner, millis(r.TTL)))
 	grant.Repeated = repeated || owner.repeated()
 	return grant, ours, err
 }
@@ -205,25 +205,12 @@ func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, e
 
 // Release deletes the key if it is the owner's.
 func (s *redisStore) Release(ctx context.Context, l Lease) error {
-	owner := &ownerArg{owner: l.Owner}
-	err := s.verdict(runScript(ctx, s.client, releaseScript, []string{l.Key}, owner))
-	if err != nil && owner.repeated() {
-		var lost *LostError
-		if errors.As(err, &lost) {
-			lost.Err = errRepeated
-		}
-	}
-	return err
+	return s.verdict(s.runOnce(ctx, releaseScript, []string{l.Key}, l.Owner))
 }
 
 // Extend sets what is left of the lease.
 func (s *redisStore) Extend(ctx context.Context, l Lease) error {
-	owner := &ownerArg{owner: l.Owner}
-	err := s.verdict(runScript(ctx, s.client, extendScript, []string{l.Key}, owner, millis(l.TTL)))
-	if err == nil && owner.repeated() {
-		return errRepeated
-	}
-	return err
+	return s.verdict(s.runOnce(ctx, extendScript, []string{l.Key}, l.Owner, millis(l.TTL)))
 }
 
 // verdict reads an answer that says whether the key was the owner's.

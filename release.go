@@ -18,7 +18,10 @@ type giving struct {
 	busy   bool          // a Release is under way
 	after  chan struct{} // closed when it is through, for those who wait
 	done   bool          // there was a definite answer
-	behind bool          // the key was deleted after a Release had given up
+	behind bool          // the background has deleted the key, which was still ours
+	taken  bool          // the background has found the key somebody else's
+	queued bool          // the background knows of it
+	told   bool          // Observer.Released has been called
 	unsure bool          // a try went out whose answer never came
 	err    error         // of the last Release that got no answer
 }
@@ -84,6 +87,9 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	err := l.sendRelease(k, end)
 	now := clock.Now()
 	l.mu.Lock()
+	if err != nil && k.giving.behind { // it came first, and has deleted what was ours
+		err = nil
+	}
 	definite := err == nil || errors.Is(err, ErrLost)
 	if definite {
 		k.giving.done, k.stage = true, gone
@@ -92,8 +98,10 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	}
 	again := !definite && !isFinal(err)
 	if again { // the key may be deleted behind the caller's back
-		k.giving.unsure = true
+		again, k.giving.queued = !k.giving.queued, true
 	}
+	tell := definite && !k.giving.told
+	k.giving.told = k.giving.told || tell
 	suspect := k.suspect
 	k.giving.busy = false
 	if k.giving.after != nil {
@@ -111,7 +119,9 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	if suspect {
 		l.settler.add(k, true)
 	}
-	k.config.released(k.key, now.Sub(k.since))
+	if tell {
+		k.config.released(k.key, now.Sub(k.since))
+	}
 	if err != nil && k.knownLost() == nil {
 		k.config.warn(k.key, k.owner, "release found the lock no longer held", err)
 		if !errors.Is(context.Cause(&k.ctx), ErrLost) { // else it has been told
@@ -151,17 +161,23 @@ func (l *Locker) sendRelease(k *Lock, end clock.Instant) error {
 	}
 }
 
-// settled notes that the key of a lock whose Release had given up was deleted.
-func (l *Locker) settled(k *Lock) {
+// settled notes what the background has found of a lock whose Release had given up:
+// deleted, still ours (lost is nil), or not; unsure if a try of its own got no answer.
+func (l *Locker) settled(k *Lock, lost *LostError, unsure bool) {
 	l.mu.Lock()
-	k.giving.behind = true
-	k.stage = gone
-	released := k.giving.done
-	l.mu.Unlock()
-	if !released {
-		l.poke(k.full)
-		k.config.released(k.key, clock.Now().Sub(k.since))
+	defer l.mu.Unlock()
+	if lost != nil {
+		k.giving.taken = lost.Reason == LostTaken
+		k.giving.unsure = k.giving.unsure || unsure
+		return
 	}
+	k.giving.behind, k.stage = true, gone
+	if !k.giving.told {
+		k.giving.told = true
+		hold := clock.Now().Sub(k.since)
+		l.notify.tell(&l.group, false, func() { k.config.released(k.key, hold) })
+	}
+	l.pokeLocked(k.full)
 }
 
 // knownLost returns the loss that the server itself has already told.
@@ -189,8 +205,7 @@ func (k *Lock) released(err error) error {
 		k.giving.unsure = k.giving.unsure || !refused
 		return err
 	}
-	unsure := k.giving.unsure || errors.Is(lost.Err, errRepeated)
-	if lost.Reason == LostGone && unsure && clock.Now() < k.validUntil() {
+	if lost.Reason == LostGone && k.giving.unsure && !k.giving.taken && clock.Now() < k.validUntil() {
 		return nil
 	}
 	return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}

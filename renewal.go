@@ -57,6 +57,11 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 			l.drop(k, over)
 			continue
 		}
+		if len(k.renewal.flights) >= maxFlights { // their answers, or their ends, come first
+			k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
+			heap.Fix(&d.renewals, k.renewal.place-1)
+			continue
+		}
 		n := len(batches)
 		if n == 0 || len(batches[n-1]) == maxBatch {
 			if d.calls >= d.mostCalls() {
@@ -83,18 +88,11 @@ type sharder interface {
 
 // renewShards sends one batch, in as many calls as it has servers.
 func (l *Locker) renewShards(batch []renewing) {
-	s, ok := l.store.Store.(sharder)
-	if !ok || len(batch) == 1 {
+	shards := l.shards(batch)
+	if len(shards) <= 1 {
 		l.renew(batch)
 		return
 	}
-	leases := make([]Lease, len(batch))
-	for i, r := range batch {
-		leases[i] = Lease{Key: r.k.full}
-	}
-	ctx, cancel := context.WithTimeout(l.base, minTTL) // it should not ask anybody
-	shards := s.Shards(ctx, leases)
-	cancel()
 	for n, shard := range shards {
 		part := make([]renewing, len(shard))
 		for i, at := range shard {
@@ -109,6 +107,26 @@ func (l *Locker) renewShards(batch []renewing) {
 		l.mu.Unlock()
 		l.group.start(func() { l.renew(part) }) // ends with the store's answer
 	}
+}
+
+// shards returns the indexes of a batch by server, or nil if they are not known.
+func (l *Locker) shards(batch []renewing) (shards [][]int) {
+	s, ok := l.store.Store.(sharder)
+	if !ok || len(batch) == 1 {
+		return nil
+	}
+	defer func() {
+		if recover() != nil { // a client that panics here does so in Renew, too
+			shards = nil
+		}
+	}()
+	leases := make([]Lease, len(batch))
+	for i, r := range batch {
+		leases[i] = Lease{Key: r.k.full}
+	}
+	ctx, cancel := context.WithTimeout(l.base, minTTL) // it should not ask anybody
+	defer cancel()
+	return s.Shards(ctx, leases)
 }
 
 // renew sends one call and takes in its results. A lock that has been released or

@@ -3,7 +3,6 @@ package holdfast
 import (
 	"context"
 	"encoding"
-	"errors"
 	"sync/atomic"
 	"unsafe"
 
@@ -12,14 +11,31 @@ import (
 	"github.com/holdfast-go/holdfast/internal/script"
 )
 
-// errRepeated says that the client has sent a command more than once, because a
-// reply did not come: what was answered may be the second copy, and the first may
-// have run, or may yet run.
-var errRepeated = errors.New("the client sent the command more than once")
+// onceCmd is a command that go-redis does not repeat by itself. What matters is to
+// know which copy of a release or an Extend was answered: one that was not may have
+// run, or may yet run. So the Locker repeats those, and sees each answer. Redirects
+// of a cluster are still followed; what they answer did not run.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry is asked by go-redis before it repeats a command.
+func (onceCmd) NoRetry() bool { return true }
+
+// runOnce runs a script without repetition, but for the text of one that the server
+// does not know.
+func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys []string, args ...any) *redis.Cmd {
+	cmd := sc.Command(ctx, false, keys, args...)
+	_ = s.client.Process(ctx, onceCmd{cmd}) // the error is in cmd
+	if script.Missing(cmd.Err()) {
+		cmd = sc.Command(ctx, true, keys, args...)
+		_ = s.client.Process(ctx, onceCmd{cmd})
+	}
+	return cmd
+}
 
 // ownerArg is an owner value as a command's argument, which counts how often it
 // is written to a connection. go-redis repeats commands by itself and tells nobody,
-// but it asks an argument of this kind for its bytes each time.
+// but it asks an argument of this kind for its bytes each time. An acquisition is
+// left to be repeated so, because it is idempotent; but a copy may run late.
 type ownerArg struct {
 	owner string
 	sent  atomic.Int32
@@ -36,18 +52,6 @@ func (a *ownerArg) MarshalBinary() ([]byte, error) {
 
 // String is for hooks that print commands.
 func (a *ownerArg) String() string { return a.owner }
-
-// runScript runs a script for an owner. One that the server does not know has not
-// run, so that does not count as sent.
-func runScript(ctx context.Context, c script.Evaler, s *script.Script, keys []string, owner *ownerArg, args ...any) *redis.Cmd {
-	args = append([]any{owner}, args...)
-	cmd := s.ByDigest(ctx, c, keys, args...)
-	if script.Missing(cmd.Err()) {
-		owner.sent.Add(-1) // an earlier copy may yet run, and then find the script
-		cmd = s.ByText(ctx, c, keys, args...)
-	}
-	return cmd
-}
 
 // repeated reports whether the command went out more than once.
 func (a *ownerArg) repeated() bool { return a.sent.Load() > 1 }

@@ -39,7 +39,8 @@ type settler struct {
 	open     unsettledHeap
 	flying   int // requests under way
 	running  bool
-	finished bool // Close has begun: entries get one last try
+	finished bool          // Close has begun: entries get one last try
+	last     clock.Instant // the end of that
 }
 
 // unsettled is one entry.
@@ -51,6 +52,8 @@ type unsettled struct {
 	tries int
 	again bool // this is a further look
 	looks int
+
+	unsure bool // a try went out whose answer never came
 }
 
 // add puts the key of k on the list. again starts with the second look: the key
@@ -76,7 +79,7 @@ func (s *settler) addReleased(k *Lock) {
 func newUnsettled(k *Lock, now clock.Instant) *unsettled {
 	return &unsettled{
 		lease: Lease{Key: k.full, Owner: k.owner}, due: now,
-		end: now.Add(max(k.ttl, k.config.ttl)).Add(2 * settleAgain),
+		end: now.Add(k.longest).Add(2 * settleAgain),
 	}
 }
 
@@ -94,10 +97,10 @@ func (s *settler) put(u *unsettled) {
 
 // finish lets every entry have one last try now, when Close has begun. A further
 // look keeps a pause: it is there to come later.
-func (s *settler) finish() {
+func (s *settler) finish(end clock.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.finished = true
+	s.finished, s.last = true, end
 	now := clock.Now()
 	for _, u := range s.open {
 		if u.again {
@@ -141,8 +144,8 @@ func (s *settler) send() (sleep time.Duration, more bool) {
 	now := clock.Now()
 	for len(s.open) > 0 && s.flying < settleCalls && s.open[0].due <= now {
 		u := heap.Pop(&s.open).(*unsettled)
-		if u.end <= now { // every lease that it can have started has ended
-			continue
+		if u.end <= now || s.finished && s.last <= now {
+			continue // every lease that it can have started has ended, or nobody waits
 		}
 		s.flying++
 		s.l.group.start(func() { s.try(u) }) // ends within settleLimit
@@ -162,16 +165,16 @@ func (s *settler) try(u *unsettled) {
 	c := &call{Context: s.l.base, l: s.l, op: releaseOp}
 	c.request.Lease = u.lease
 	err := c.run(nil, nil, settleLimit)
-	if err == nil && u.k != nil {
-		s.l.settled(u.k)
+	var lost *LostError
+	definite := err == nil || errors.As(err, &lost)
+	if definite && u.k != nil && !u.again {
+		s.l.settled(u.k, lost, u.unsure)
 	}
 	now := clock.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.rouse()
 	s.flying--
-	var lost *LostError
-	definite := err == nil || errors.As(err, &lost)
 	switch {
 	case definite && u.again && (s.finished || u.looks == settleLooks):
 		return
@@ -181,6 +184,8 @@ func (s *settler) try(u *unsettled) {
 	case errors.Is(err, redis.ErrClosed) || s.finished:
 		return // it is left to its TTL
 	default:
+		_, refused := serverError(err)
+		u.unsure = u.unsure || !refused
 		u.tries++
 		u.due = now.Add(backoff(u.tries, firstSettle, mostSettle))
 	}

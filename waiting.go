@@ -180,6 +180,11 @@ func (q *queue) learn(w *want) {
 func (l *Locker) poke(full string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.pokeLocked(full)
+}
+
+// pokeLocked is poke with l.mu held.
+func (l *Locker) pokeLocked(full string) {
 	if q := l.queues[full]; q != nil {
 		select {
 		case q.waiting[0].poke <- struct{}{}:

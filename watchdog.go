@@ -12,10 +12,12 @@ const (
 	maxBatch = 500 // keys in one renewal
 
 	// maxCalls is how many renewals may be under way at once, and callsPerBatch how
-	// many more for each full batch of locks. A server that does not answer must not
-	// collect goroutines and connections without end.
-	maxCalls      = 16
+	// many more for each full batch of locks; maxFlights how many for one lock. A
+	// server that does not answer must not collect goroutines and connections
+	// without end, nor use up what the others need.
+	maxCalls      = 128
 	callsPerBatch = 8
+	maxFlights    = 3
 
 	// tick is how long the watchdog sleeps at most. Timers stand still while the
 	// machine is suspended, so this is how late a loss can be told after that.

@@ -49,6 +49,24 @@ func (s *Script) Run(ctx context.Context, c Evaler, keys []string, args ...any) 
 	return cmd
 }
 
+// Command returns the command that runs the script by its digest, or by its text.
+func (s *Script) Command(ctx context.Context, text bool, keys []string, args ...any) *redis.Cmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	if text || s.sha == "" {
+		all = append(all, "eval", s.text, len(keys))
+	} else {
+		all = append(all, "evalsha", s.sha, len(keys))
+	}
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	if len(keys) > 0 {
+		cmd.SetFirstKeyPos(3)
+	}
+	return cmd
+}
+
 // ByDigest sends the script by its digest only. In a pipeline the answer is not
 // there yet; the caller looks for Missing when it is.
 func (s *Script) ByDigest(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
