@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -152,5 +153,46 @@ func TestCloseError(t *testing.T) {
 		s.change(func() { s.release = nil })
 		require.NoError(t, k.Release())
 		require.Zero(t, s.server.left("k"))
+	})
+}
+
+// What the background could not settle by the end of Close is given up: nothing is
+// sent long after it.
+func TestCloseEndsSettling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &fakeStore{}
+		s.acquire = func(context.Context, Request) (Grant, error) { return Grant{}, errors.New("EOF") }
+		s.release = func(context.Context, Lease) error {
+			time.Sleep(3 * time.Second)
+			return errors.New("i/o timeout")
+		}
+		l := fakeLocker(t, s, WithTTL(10*time.Minute))
+		for i := range 200 {
+			_, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
+			require.ErrorIs(t, err, ErrUnavailable)
+		}
+		require.NoError(t, l.Close())
+		time.Sleep(10 * time.Second)
+		n := s.count("release")
+		require.Positive(t, n)
+		time.Sleep(time.Hour)
+		require.Equal(t, n, s.count("release"))
+		idleSoon(t, l)
+	})
+}
+
+// An observer that ends its goroutine (a test's FailNow does) keeps Close from
+// releasing nothing.
+func TestCloseDespiteGoexit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &fakeStore{}
+		l := fakeLocker(t, s, WithObserver(Observer{Released: func(string, time.Duration) { runtime.Goexit() }}))
+		for i := range 40 {
+			hold(t, l, fmt.Sprint(i))
+		}
+		require.Error(t, l.Close(), "it does not know what came of the releases")
+		for i := range 40 {
+			require.Zero(t, s.server.left(fmt.Sprint(i)))
+		}
 	})
 }
