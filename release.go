@@ -35,10 +35,11 @@ type giving struct {
 //
 // nil means that the key was this lock's until then. ErrLost means that it was
 // not: the critical section may have overlapped with another; that is also
-// logged. ErrUnavailable means that no answer came: the key is then deleted in the
-// background as soon as the server can be reached, or ends with its TTL, and
-// Release may be called again to learn of it. After a definite answer further
-// calls, from any goroutine, ask nothing of the server and return ErrNotHeld.
+// logged. ErrUnavailable means that no answer came, or a refusal, which it wraps.
+// Without an answer the key is deleted in the background as soon as the server can
+// be reached; a refused one ends with its TTL. Release may be called again in both
+// cases. After a definite answer further calls, from any goroutine, ask nothing of
+// the server and return ErrNotHeld.
 func (k *Lock) Release() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
