@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast/internal/leaktest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -99,6 +100,26 @@ func FuzzCompanion(f *testing.F) {
 		}
 		if n := Slot(key); n < 0 || n >= Slots {
 			t.Fatalf("slot of %q: %d", key, n)
+		}
+	})
+}
+
+// FuzzSlot compares the slots of a key and of its companion with those that a real
+// server gives them.
+func FuzzSlot(f *testing.F) {
+	for _, key := range []string{"a", "order:1", "a{b}c", "{}x", "{a", "a}b", "{{a}}", "{a}{b}", "\x00{\xff}", ""} {
+		f.Add(key)
+	}
+	server := redistest.StartCluster(f, 1).Nodes[0].Admin()
+	slot := func(t *testing.T, key string) int64 {
+		n, err := server.ClusterKeySlot(t.Context(), key).Result()
+		require.NoError(t, err)
+		return n
+	}
+	f.Fuzz(func(t *testing.T, key string) {
+		require.EqualValues(t, slot(t, key), Slot(key))
+		if companion, ok := Companion(key, "fence"); ok {
+			require.Equal(t, slot(t, key), slot(t, companion))
 		}
 	})
 }
