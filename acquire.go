@@ -17,7 +17,9 @@ const (
 )
 
 // Acquire takes the lock of key. If somebody has it, it waits, first come first
-// served among the goroutines of this process, until ctx or WithWait ends. ctx
+// served among all processes, until ctx or WithWait ends. (A store without queues,
+// or a key whose braces leave no room for one, is polled, first come first served
+// among the goroutines of this Locker.) ctx
 // bounds the wait and the hold: when it ends, the context of the lock has ended
 // with it and nothing is renewed any more; the key stays until Release or the end
 // of its TTL, because the work may still be cleaning up.
@@ -29,8 +31,9 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 	return l.acquire(ctx, key, opts, true)
 }
 
-// TryAcquire makes one attempt to take the lock of key, of at most 5 seconds or
-// the validity of the lease, whichever is shorter. Errors are those of Acquire.
+// TryAcquire makes one attempt to take the lock of key, without a place in the queue:
+// it gets the lock only if that is free. It takes at most 5 seconds or the validity of
+// the lease, whichever is shorter. Errors are those of Acquire.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	return l.acquire(ctx, key, opts, false)
 }
@@ -119,11 +122,14 @@ type want struct {
 	end      clock.Instant // of WithWait; 0: none
 	attempts int
 
+	queues bool // a refused one joins the queue at the server
+
 	held    *HeldError // the latest refusal
 	heldAt  clock.Instant
 	failure error // the latest failure to learn the outcome
 	unsure  bool  // failure is newer than held
 	unknown bool  // a try may have taken the lock without our knowing
+	queued  bool  // it may have a place in the queue at the server
 }
 
 // errWaitOver ends a wait by WithWait.
@@ -143,9 +149,13 @@ func (w *want) run(wait bool) (*Lock, error) {
 	}
 	w.l.mu.Lock()
 	w.k.stage = gone
+	unknown := w.unknown || w.k.suspect
 	w.l.mu.Unlock()
-	if w.unknown {
+	switch {
+	case unknown:
 		w.l.settler.add(w.k, false)
+	case w.queued:
+		w.l.settler.addLeft(w.k)
 	}
 	err = w.report(err)
 	w.k.config.refused(w.k.key, err)
@@ -194,7 +204,7 @@ func (w *want) try(contended bool) error {
 	}
 	w.attempts++
 	c := &call{Context: w.ctx, l: l, k: k, op: acquireOp, request: Request{
-		Lease: k.lease(), Contended: contended, Fencing: k.config.fencing,
+		Lease: k.lease(), Contended: contended, Queues: w.queues, Fencing: k.config.fencing,
 		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
 	}}
 	err := c.run(w.ctx.Done(), l.closing, limit)
@@ -233,9 +243,13 @@ func (w *want) refused(err error) error {
 // context has not ended, and the Locker is not closed; otherwise what was taken
 // is given back.
 func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant, suspect bool) error {
-	lease := k.ttl
-	if g.Left > 0 { // an earlier try started the lease, so only what is left counts
+	lease, renewAt := k.ttl, sent.Add(k.config.renewalOf(k.ttl))
+	if g.Left > 0 {
+		// An earlier try started the lease, or a hand-over, so only what is left counts.
+		// It is renewed to its full length soon, but not at once: many critical sections
+		// are shorter than that, and need no renewal.
 		lease = min(lease, g.Left)
+		renewAt = min(renewAt, clock.Now().Add(min(tick, lease/10)))
 	}
 	parent := ctx
 	if k.token = g.Token; k.config.fencing {
@@ -248,7 +262,7 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 	now := clock.Now()
 	k.since = now
 	k.limit = capAt(now, k.config.maxHoldOf(k.ttl))
-	until := validUntil(sent, lease, k.config.marginOf(k.ttl), k.limit)
+	until := validUntil(sent, lease, k.config.marginOf(lease), k.limit)
 	k.until.Store(int64(until))
 	switch {
 	case l.ended:
@@ -258,7 +272,7 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 		err = errTooLate
 	default:
 		k.stage, k.suspect = live, k.suspect || suspect
-		l.arm(k, sent, g.Left > 0)
+		l.arm(k, renewAt)
 	}
 	l.mu.Unlock()
 	if err != nil {

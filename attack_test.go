@@ -42,9 +42,9 @@ func TestPlainClientOnClusterServer(t *testing.T) {
 // One key of a batch whose rights are gone does not cost the others.
 func TestOneBadKeyOfABatch(t *testing.T) {
 	s := redistest.Start(t)
-	l := newTestLocker(t, aclUser(t, s, "~a:*", "~b:*", "+@all"), WithTTL(time.Second))
+	l := newTestLocker(t, aclUser(t, s, "~a:*", "~{a:*", "~b:*", "~{b:*", "+@all"), WithTTL(time.Second))
 	good, bad := mustAcquire(t, l, "a:1"), mustAcquire(t, l, "b:1")
-	require.NoError(t, s.Admin().Do(t.Context(), "ACL", "SETUSER", "app", "resetkeys", "~a:*").Err())
+	require.NoError(t, s.Admin().Do(t.Context(), "ACL", "SETUSER", "app", "resetkeys", "~a:*", "~{a:*").Err())
 	<-bad.Context().Done()
 	redistest.Eventually(t, 5*time.Second, "renewals go on", func() bool { return clockOf(good) > 3*time.Second })
 	require.NoError(t, good.Err())

@@ -155,7 +155,7 @@ func (c *call) send(reply chan<- struct{}) {
 	case acquireOp:
 		c.grant, c.err = c.l.store.Acquire(c, c.request)
 	case releaseOp:
-		c.err = c.l.store.Release(c, c.request.Lease)
+		c.err = c.l.sendRelease(c, c.request.Lease)
 	case extendOp:
 		c.err = c.l.store.Extend(c, c.request.Lease)
 	}

@@ -43,7 +43,8 @@ type Locker struct {
 	ended    bool // Close has begun
 	closeErr error
 	watch    watchdog
-	queues   map[string]*queue
+	queues   map[string]*queue // of keys or stores without queues of their own
+	line     line
 }
 
 // New returns a Locker on one Redis: a server, a Sentinel set, a Cluster or a
@@ -82,6 +83,7 @@ func newLocker(store Store, resource any, opts []Option) (*Locker, error) {
 	}
 	l.base, l.cancel = context.WithCancel(context.Background())
 	l.watch.init()
+	l.initLine()
 	l.settler.l, l.settler.wake = l, make(chan struct{}, 1)
 	return l, nil
 }
@@ -310,6 +312,9 @@ func (l *Locker) Close() error {
 	locks = slices.DeleteFunc(locks, func(k *Lock) bool { return !l.end(k, ErrClosed) })
 	l.closeErr = l.releaseAll(locks, start.Add(closeLimit))
 	l.rouse() // the watchdog has nothing left, and ends
+	if l.line.store != nil {
+		l.line.store.hush()
+	}
 	l.settler.finish(start.Add(closeLimit))
 	l.group.wait(closeLimit - clock.Now().Sub(start))
 	close(l.closed)

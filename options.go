@@ -48,6 +48,8 @@ type config struct {
 	holder       string
 	prefix       string
 	fencing      bool
+	maxWaiters   int           // 0: any number
+	minHold      time.Duration // 0: none
 	replicas     int
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()
@@ -158,6 +160,33 @@ func WithPrefix(prefix string) Option {
 func WithFencing() Option {
 	return optionFunc(func(c *config) error {
 		c.fencing = true
+		return nil
+	})
+}
+
+// WithMaxWaiters limits how many may wait for a key, over all processes: Acquire is
+// refused at once with ErrNotAcquired when n others wait already. Each caller applies
+// its own n. (A key that has no queue, see Acquire, counts the waiters of this Locker.)
+func WithMaxWaiters(n int) Option {
+	return optionFunc(func(c *config) error {
+		if n < 1 {
+			return invalid("WithMaxWaiters(%d): must be at least 1", n)
+		}
+		c.maxWaiters = n
+		return nil
+	})
+}
+
+// WithMinHold keeps the key for at least d from the grant, even after Release: for
+// jobs that run once a tick on many hosts, some of which are late. Release returns
+// at once all the same, and the lock is over for its holder; whoever waits gets it
+// when d has passed. A holder that dies keeps the key for its TTL only.
+func WithMinHold(d time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if d <= 0 || d > maxTTL {
+			return invalid("WithMinHold(%v): must be positive and at most %v", d, maxTTL)
+		}
+		c.minHold = d
 		return nil
 	})
 }

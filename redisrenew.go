@@ -16,6 +16,7 @@ type clientTraits struct {
 	// together returns what two leases must have in common to share a script.
 	sharded  bool
 	together func(Lease) string
+	cluster  bool // it is a Redis Cluster
 
 	// failover says that a server which turned into a replica will be left for
 	// the new primary, so that READONLY heals.
@@ -37,7 +38,7 @@ func traitsOf(client redis.UniversalClient) clientTraits {
 		t.failover = c.Options().Addr == "FailoverClient"
 		t.node = func(context.Context, string) (*redis.Client, error) { return c, nil }
 	case *redis.ClusterClient:
-		t.sharded, t.failover = true, true
+		t.sharded, t.failover, t.cluster = true, true, true
 		t.together = func(l Lease) string { return keyspace.Tag(l.Key) } // the same tag, the same slot
 		t.node = c.MasterForKey
 		t.reload = func(ctx context.Context) { c.ReloadState(ctx) }

@@ -31,13 +31,16 @@ type redisStore struct {
 	client redis.UniversalClient
 	traits clientTraits
 	ready  atomic.Bool // scripts have been seen to run
+	ears   ears
 }
 
 func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, invalid("nil client")
 	}
-	return &redisStore{client: client, traits: traitsOf(client)}, nil
+	s := &redisStore{client: client, traits: traitsOf(client)}
+	s.ears.init(client, &s.traits)
+	return s, nil
 }
 
 // Acquire sends SET NX PX. Only if that is refused, or was a moment ago, a script
@@ -73,7 +76,9 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 		if taken, err := cmd.Result(); taken || err != nil {
 			return Grant{Repeated: owner.repeated()}, false, s.wrap(err, false)
 		}
-		repeated = owner.repeated()
+		if repeated = owner.repeated(); r.Queues && !repeated {
+			return Grant{}, false, &HeldError{Key: r.Key} // its first call in the queue tells more
+		}
 	}
 	owner := &ownerArg{owner: r.Owner}
 	grant, ours, err = s.take(r, acquireScript.Run(ctx, c, lockKeys(r), owner, millis(r.TTL)))
@@ -88,7 +93,8 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	if s.ready.Load() {
 		return nil
 	}
-	if err := releaseScript.ByText(ctx, s.client, []string{l.Key}, l.Owner).Err(); err != nil {
+	keys, args := s.releaseArgs(l)
+	if err := releaseScript.ByText(ctx, s.client, keys, args...).Err(); err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
 			return fmt.Errorf("checking that the server runs the scripts of locks: %w", err)
 		}
@@ -203,9 +209,10 @@ func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, e
 	return grant, s.wrap(err, false)
 }
 
-// Release deletes the key if it is the owner's.
+// Release gives the lock up if it is the owner's.
 func (s *redisStore) Release(ctx context.Context, l Lease) error {
-	return s.verdict(s.runOnce(ctx, releaseScript, []string{l.Key}, l.Owner))
+	_, err := s.handOn(ctx, l)
+	return err
 }
 
 // Extend sets what is left of the lease.

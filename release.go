@@ -85,7 +85,7 @@ func (k *Lock) release(end clock.Instant) error {
 
 // give sends the release and keeps its outcome.
 func (l *Locker) give(k *Lock, end clock.Instant) error {
-	err := l.sendRelease(k, end)
+	err := l.askRelease(k, end)
 	now := clock.Now()
 	l.mu.Lock()
 	if err != nil && k.giving.behind { // it came first, and has deleted what was ours
@@ -116,6 +116,9 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	if !definite {
 		return err
 	}
+	if k.giving.unsure {
+		l.callAll(k.full) // an answer that was lost may have named one of us
+	}
 	l.poke(k.full)
 	if suspect {
 		l.settler.add(k, true)
@@ -132,14 +135,15 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	return err
 }
 
-// sendRelease asks until there is a definite answer, a refusal that trying again
+// askRelease asks until there is a definite answer, a refusal that trying again
 // cannot heal, or the time is over.
-func (l *Locker) sendRelease(k *Lock, end clock.Instant) error {
+func (l *Locker) askRelease(k *Lock, end clock.Instant) error {
 	if lost := k.knownLost(); lost != nil {
 		return lost
 	}
 	l.mu.Lock()
 	lease := k.lease()
+	lease.Keep = k.keep()
 	l.mu.Unlock()
 	for n := 1; ; n++ {
 		left := end.Sub(clock.Now())
@@ -160,6 +164,30 @@ func (l *Locker) sendRelease(k *Lock, end clock.Instant) error {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// sendRelease makes one try. If it has handed the lock to somebody who waits in this
+// Locker, it tells him, because the server has not.
+func (l *Locker) sendRelease(ctx context.Context, lease Lease) error {
+	if l.line.store == nil {
+		return l.store.Release(ctx, lease)
+	}
+	next, err := l.line.store.handOn(ctx, lease)
+	if next != nil {
+		l.mu.Lock()
+		l.line.crowdIs(lease.Key)
+		l.mu.Unlock()
+		l.told(next.owner, next.n, next.token)
+	}
+	return err
+}
+
+// keep is what is left of the least time that the key is to stay.
+func (k *Lock) keep() time.Duration {
+	if k.since == 0 || k.config.minHold == 0 {
+		return 0
+	}
+	return max(0, k.config.minHold-clock.Now().Sub(k.since))
 }
 
 // settled notes what the background has found of a lock whose Release had given up:

@@ -1,7 +1,6 @@
 package holdfast
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -36,16 +35,18 @@ type renewing struct {
 	lease time.Duration
 }
 
+func (r renewing) key() string { return r.k.full }
+
 // due takes the locks that are due for renewal into batches, and with them those
 // that soon will be: locks taken at different moments so come to share a call.
 // l.mu is held.
 func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 	d := &l.watch
-	if len(d.renewals.locks) == 0 || d.renewals.locks[0].renewal.at > now {
+	if len(d.renewals.items) == 0 || d.renewals.items[0].renewal.at > now {
 		return nil
 	}
-	for len(d.renewals.locks) > 0 {
-		k := d.renewals.locks[0]
+	for len(d.renewals.items) > 0 {
+		k := d.renewals.items[0]
 		early := k.renewal.every / 8
 		if k.renewal.tries > 0 {
 			early /= 4 // a retry waits for its pause
@@ -59,7 +60,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		}
 		if len(k.renewal.flights) >= maxFlights { // their answers, or their ends, come first
 			k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
-			heap.Fix(&d.renewals, k.renewal.place-1)
+			d.renewals.moved(k)
 			continue
 		}
 		n := len(batches)
@@ -75,7 +76,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		// reply must not cost the lock.
 		k.renewal.tries++
 		k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
-		heap.Fix(&d.renewals, k.renewal.place-1)
+		d.renewals.moved(k)
 	}
 	return batches
 }
@@ -86,43 +87,43 @@ type sharder interface {
 	Shards(ctx context.Context, leases []Lease) [][]int
 }
 
-// renewShards sends one batch, in as many calls as it has servers.
-func (l *Locker) renewShards(batch []renewing) {
-	shards := l.shards(batch)
+// spread sends one batch, in as many calls as its keys have servers.
+func spread[T any](l *Locker, batch []T, key func(T) string, send func([]T)) {
+	shards := shardsOf(l, batch, key)
 	if len(shards) <= 1 {
-		l.renew(batch)
+		send(batch)
 		return
 	}
 	for n, shard := range shards {
-		part := make([]renewing, len(shard))
+		part := make([]T, len(shard))
 		for i, at := range shard {
 			part[i] = batch[at]
 		}
 		if n == len(shards)-1 {
-			l.renew(part)
+			send(part)
 			return
 		}
 		l.mu.Lock()
 		l.watch.calls++
 		l.mu.Unlock()
-		l.group.start(func() { l.renew(part) }) // ends with the store's answer
+		l.group.start(func() { send(part) }) // ends with the store's answer
 	}
 }
 
-// shards returns the indexes of a batch by server, or nil if they are not known.
-func (l *Locker) shards(batch []renewing) (shards [][]int) {
+// shardsOf returns the indexes of a batch by server, or nil if they are not known.
+func shardsOf[T any](l *Locker, batch []T, key func(T) string) (shards [][]int) {
 	s, ok := l.store.Store.(sharder)
 	if !ok || len(batch) == 1 {
 		return nil
 	}
 	defer func() {
-		if recover() != nil { // a client that panics here does so in Renew, too
+		if recover() != nil { // a client that panics here does so in the call, too
 			shards = nil
 		}
 	}()
 	leases := make([]Lease, len(batch))
-	for i, r := range batch {
-		leases[i] = Lease{Key: r.k.full}
+	for i := range batch {
+		leases[i].Key = key(batch[i])
 	}
 	ctx, cancel := context.WithTimeout(l.base, minTTL) // it should not ask anybody
 	defer cancel()
@@ -225,24 +226,20 @@ func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
 		l.setValidity(k, until)
 	}
 	k.renewal.tries, k.renewal.err = 0, nil
-	if k.renewal.place > 0 {
-		k.renewal.at = sent.Add(k.renewal.every)
-		heap.Fix(&l.watch.renewals, k.renewal.place-1)
-	}
+	k.renewal.at = sent.Add(k.renewal.every)
+	l.watch.renewals.moved(k)
 }
 
 // renewBy makes the next renewal of a live lock due at the latest at at; l.mu is
 // held.
 func (l *Locker) renewBy(k *Lock, at clock.Instant) {
-	if k.renewal.place > 0 {
-		k.renewal.at = min(k.renewal.at, at)
-		heap.Fix(&l.watch.renewals, k.renewal.place-1)
-	}
+	k.renewal.at = min(k.renewal.at, at)
+	l.watch.renewals.moved(k)
 }
 
 func (l *Locker) setValidity(k *Lock, until clock.Instant) {
 	k.until.Store(int64(until))
-	heap.Fix(&l.watch.expiries, k.expiry-1)
+	l.watch.expiries.moved(k)
 }
 
 // retryRenewal arms the next try after one that failed: pauses grow from an
@@ -253,7 +250,7 @@ func (l *Locker) retryRenewal(k *Lock, now clock.Instant, share float64, err err
 		pause := jitter(k.renewal.tries, k.renewal.every/8+1, k.renewal.every/2+1, share)
 		pause = min(pause, k.validUntil().Sub(now)/2)
 		k.renewal.at = min(k.renewal.at, now.Add(max(pause, minRenewal)))
-		heap.Fix(&l.watch.renewals, k.renewal.place-1)
+		l.watch.renewals.moved(k)
 	}
 	if k.config.observer.RenewalFailed != nil {
 		l.notify.tell(&l.group, true, func() { k.config.renewalFailed(k.key, err) })

@@ -55,3 +55,7 @@ func (a *ownerArg) String() string { return a.owner }
 
 // repeated reports whether the command went out more than once.
 func (a *ownerArg) repeated() bool { return a.sent.Load() > 1 }
+
+// refused takes back the only copy that was sent: the server has answered that it did
+// not run it.
+func (a *ownerArg) refused() { a.sent.CompareAndSwap(1, 0) }

@@ -1,41 +1,70 @@
 package holdfast
 
-import "github.com/holdfast-go/holdfast/internal/clock"
+import (
+	"container/heap"
 
-// schedule is a heap of locks by a moment. Each lock knows its place, from 1.
-type schedule struct {
-	locks []*Lock
-	at    func(*Lock) (clock.Instant, *int)
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// schedule is a heap of things by a moment. Each knows its place, from 1; 0: it is
+// not in the schedule.
+type schedule[T any] struct {
+	items []T
+	at    func(T) (clock.Instant, *int)
 }
 
-func (s *schedule) Len() int { return len(s.locks) }
+func (s *schedule[T]) Len() int { return len(s.items) }
 
-func (s *schedule) Less(i, j int) bool {
-	a, _ := s.at(s.locks[i])
-	b, _ := s.at(s.locks[j])
+func (s *schedule[T]) Less(i, j int) bool {
+	a, _ := s.at(s.items[i])
+	b, _ := s.at(s.items[j])
 	return a < b
 }
 
-func (s *schedule) Swap(i, j int) {
-	_, a := s.at(s.locks[i])
-	_, b := s.at(s.locks[j])
+func (s *schedule[T]) Swap(i, j int) {
+	_, a := s.at(s.items[i])
+	_, b := s.at(s.items[j])
 	*a, *b = j+1, i+1
-	s.locks[i], s.locks[j] = s.locks[j], s.locks[i]
+	s.items[i], s.items[j] = s.items[j], s.items[i]
 }
 
-func (s *schedule) Push(x any) {
-	k := x.(*Lock)
+func (s *schedule[T]) Push(x any) {
+	k := x.(T)
 	_, place := s.at(k)
-	s.locks = append(s.locks, k)
-	*place = len(s.locks)
+	s.items = append(s.items, k)
+	*place = len(s.items)
 }
 
-func (s *schedule) Pop() any {
-	last := len(s.locks) - 1
-	k := s.locks[last]
+func (s *schedule[T]) Pop() any {
+	last := len(s.items) - 1
+	k := s.items[last]
 	_, place := s.at(k)
 	*place = 0
-	s.locks[last] = nil
-	s.locks = s.locks[:last]
+	var none T
+	s.items[last] = none
+	s.items = s.items[:last]
 	return k
+}
+
+// remove takes a thing out, if it is in.
+func (s *schedule[T]) remove(k T) {
+	if _, place := s.at(k); *place > 0 {
+		heap.Remove(s, *place-1)
+	}
+}
+
+// moved puts a thing whose moment has changed, if it is in, where it belongs.
+func (s *schedule[T]) moved(k T) {
+	if _, place := s.at(k); *place > 0 {
+		heap.Fix(s, *place-1)
+	}
+}
+
+// first returns the earliest moment, or none if that is earlier.
+func (s *schedule[T]) first(none clock.Instant) clock.Instant {
+	if len(s.items) == 0 {
+		return none
+	}
+	at, _ := s.at(s.items[0])
+	return min(at, none)
 }

@@ -52,6 +52,7 @@ type unsettled struct {
 	tries int
 	again bool // this is a further look
 	looks int
+	once  bool // every try of the acquisition was answered: no further look is needed
 
 	unsure bool // a try went out whose answer never came
 }
@@ -64,6 +65,13 @@ func (s *settler) add(k *Lock, again bool) {
 	if u.again = again; again {
 		u.due = now.Add(settleAgain)
 	}
+	s.put(u)
+}
+
+// addLeft puts the place that k has in a queue on the list: one that was given up.
+func (s *settler) addLeft(k *Lock) {
+	u := newUnsettled(k, clock.Now())
+	u.once = true
 	s.put(u)
 }
 
@@ -164,6 +172,9 @@ func (s *settler) send() (sleep time.Duration, more bool) {
 func (s *settler) try(u *unsettled) {
 	c := &call{Context: s.l.base, l: s.l, op: releaseOp}
 	c.request.Lease = u.lease
+	if u.k != nil {
+		c.request.Keep = u.k.keep()
+	}
 	err := c.run(nil, nil, settleLimit)
 	var lost *LostError
 	definite := err == nil || errors.As(err, &lost)
@@ -176,7 +187,7 @@ func (s *settler) try(u *unsettled) {
 	defer s.rouse()
 	s.flying--
 	switch {
-	case definite && u.again && (s.finished || u.looks == settleLooks):
+	case definite && u.once, definite && u.again && (s.finished || u.looks == settleLooks):
 		return
 	case definite:
 		u.due = now.Add(settleAgain << u.looks)

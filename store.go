@@ -36,7 +36,8 @@ type Store interface {
 	// Results are those of Renew.
 	Extend(ctx context.Context, l Lease) error
 
-	// Release deletes the lock if it is the owner's. Results are those of Renew.
+	// Release deletes the lock if it is the owner's, or leaves it to end by itself
+	// after l.Keep. Results are those of Renew.
 	Release(ctx context.Context, l Lease) error
 }
 
@@ -45,12 +46,14 @@ type Lease struct {
 	Key   string // as the server sees it
 	Owner string // never used for another acquisition
 	TTL   time.Duration
+	Keep  time.Duration // for Release alone: the lock stays for this long; 0: not at all
 }
 
 // Request is one attempt to take a lock.
 type Request struct {
 	Lease
 	Contended    bool          // the lock was held a moment ago; a hint
+	Queues       bool          // the caller joins a queue if it is refused: who has the lock need not be told
 	Fencing      bool          // draw a token with the grant
 	Replicas     int           // acknowledgements to wait for; 0: none
 	ReplicaLimit time.Duration // how long to wait for them
@@ -76,6 +79,13 @@ func caught(err *error) {
 	if p := recover(); p != nil {
 		*err = &finalError{fmt.Errorf("client panicked: %v", p)}
 	}
+}
+
+// contain runs fn, and makes an error of a panic.
+func contain(fn func()) (err error) {
+	defer caught(&err)
+	fn()
+	return nil
 }
 
 func (s safeStore) Acquire(ctx context.Context, r Request) (g Grant, err error) {
@@ -110,4 +120,23 @@ func (s safeStore) Extend(ctx context.Context, l Lease) (err error) {
 func (s safeStore) Release(ctx context.Context, l Lease) (err error) {
 	defer caught(&err)
 	return s.Store.Release(ctx, l)
+}
+
+// safeLine is safeStore for a lineStore.
+type safeLine struct{ lineStore }
+
+func (s safeLine) wait(ctx context.Context, calls []lineCall) (answers []lineAnswer) {
+	err := contain(func() { answers = s.lineStore.wait(ctx, calls) })
+	if err != nil {
+		answers = make([]lineAnswer, len(calls))
+		for i := range answers {
+			answers[i].err = err
+		}
+	}
+	return answers
+}
+
+func (s safeLine) handOn(ctx context.Context, l Lease) (next *handed, err error) {
+	defer caught(&err)
+	return s.lineStore.handOn(ctx, l)
 }

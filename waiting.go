@@ -35,6 +35,12 @@ type turn struct {
 // wait tries to take the lock until it is held, the wait ends, or a refusal
 // cannot be healed by waiting.
 func (w *want) wait() error {
+	if s := w.l.line.store; s != nil && s.hasLine(w.k.full) {
+		return w.waitInLine()
+	}
+	if most := w.k.config.maxWaiters; most > 0 && w.l.waiting(w.k.full) >= most {
+		return w.try(false)
+	}
 	if !w.l.contended(w.k.full) {
 		if err := w.try(false); err == nil || !w.again(err) {
 			return err
@@ -122,6 +128,16 @@ func (l *Locker) pause(q *queue, n int) time.Duration {
 		d = min(d, q.held.TTL-clock.Now().Sub(q.since))
 	}
 	return max(d, leastPause)
+}
+
+// waiting returns how many wait in this process for a key.
+func (l *Locker) waiting(full string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q := l.queues[full]; q != nil {
+		return len(q.waiting)
+	}
+	return 0
 }
 
 // contended reports whether somebody in this process waits for the key already.

@@ -29,15 +29,17 @@ const (
 )
 
 // watchdog renews the locks of a Locker and ends those whose validity has ended.
-// It is one goroutine, which lives while a lock is held. It never waits for a
+// It is one goroutine, which lives while a lock is held or waited for; it also
+// makes the calls of those who wait. It never waits for a
 // reply: renewals run on goroutines of their own, so a server that hangs cannot
 // delay anybody's loss. All of it is guarded by Locker.mu.
 //
 // Invariant: every live lock is in expiries, and, if it is to be renewed, in
 // renewals; no other lock is in either. While a lock is live, the goroutine runs.
 type watchdog struct {
-	expiries schedule // by the end of validity
-	renewals schedule // by the next renewal due
+	expiries schedule[*Lock] // by the end of validity
+	renewals schedule[*Lock] // by the next renewal due
+	beats    schedule[*spot] // by a waiter's next call
 	running  bool
 	idle     bool          // no lock has been held since it looked last
 	wake     chan struct{} // one element: something became due earlier
@@ -51,30 +53,37 @@ func (d *watchdog) init() {
 	d.wake = make(chan struct{}, 1)
 	d.expiries.at = func(k *Lock) (clock.Instant, *int) { return k.validUntil(), &k.expiry }
 	d.renewals.at = func(k *Lock) (clock.Instant, *int) { return k.renewal.at, &k.renewal.place }
+	d.beats.at = func(s *spot) (clock.Instant, *int) { return s.at, &s.place }
 }
 
 // all returns the live locks.
-func (d *watchdog) all() []*Lock { return append([]*Lock(nil), d.expiries.locks...) }
+func (d *watchdog) all() []*Lock { return append([]*Lock(nil), d.expiries.items...) }
 
-// arm puts a live lock into the watchdog's care; l.mu is held. at once asks for a
-// renewal now, because little may be left of the lease.
-func (l *Locker) arm(k *Lock, sent clock.Instant, atOnce bool) {
+// arm puts a live lock into the watchdog's care; l.mu is held.
+func (l *Locker) arm(k *Lock, renewAt clock.Instant) {
 	d := &l.watch
-	d.idle = false
 	k.renewal.every = k.config.renewalOf(k.ttl)
-	k.renewal.at = sent.Add(k.renewal.every)
-	if atOnce {
-		k.renewal.at = sent
-	}
+	k.renewal.at = renewAt
 	heap.Push(&d.expiries, k)
 	if !k.config.noRenewal {
 		heap.Push(&d.renewals, k)
 	}
+	at := k.validUntil()
+	if k.renewal.place > 0 {
+		at = min(at, k.renewal.at)
+	}
+	l.lookBy(at)
+}
+
+// lookBy makes the watchdog look at at, at the latest, and runs it; l.mu is held.
+func (l *Locker) lookBy(at clock.Instant) {
+	d := &l.watch
+	d.idle = false
 	if !d.running {
 		d.running = true
 		d.wallSkew = wallSkew()
-		l.group.start(l.watchLoop) // ends when no lock is live
-	} else if k.validUntil() < d.next || k.renewal.place > 0 && k.renewal.at < d.next {
+		l.group.start(l.watchLoop) // ends when no lock is live and nobody waits
+	} else if at < d.next {
 		l.rouse()
 	}
 }
@@ -95,10 +104,8 @@ func (l *Locker) drop(k *Lock, next stage) bool {
 	if was != live {
 		return false
 	}
-	heap.Remove(&l.watch.expiries, k.expiry-1)
-	if k.renewal.place > 0 {
-		heap.Remove(&l.watch.renewals, k.renewal.place-1)
-	}
+	l.watch.expiries.remove(k)
+	l.watch.renewals.remove(k)
 	for _, f := range k.renewal.flights {
 		if f.live--; f.live == 0 {
 			f.cancel()
@@ -188,10 +195,11 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 	now := clock.Now()
 	l.watch.lookAtWall(now)
 	losses := l.expired(now)
-	batches := l.due(now)
+	batches, calls := l.due(now), l.dueCalls(now)
+	tuned := l.line.sweep(now)
 	sleep = l.watch.sleep(now)
 	l.watch.next = now.Add(sleep)
-	more = !l.watch.idles(l.ended)
+	more = !l.watch.idles(l.ended, tuned)
 	l.mu.Unlock()
 	for _, lost := range losses {
 		if lost.err != nil {
@@ -199,15 +207,18 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 		}
 	}
 	for _, batch := range batches {
-		l.group.start(func() { l.renewShards(batch) }) // ends with the store's answer
+		l.group.start(func() { spread(l, batch, renewing.key, l.renew) }) // ends with the store's answer
+	}
+	for _, batch := range calls {
+		l.group.start(func() { spread(l, batch, (*spot).key, l.callLine) }) // ends with the store's answer
 	}
 	return sleep, more
 }
 
 // expired drops the locks whose validity has ended; l.mu is held.
 func (l *Locker) expired(now clock.Instant) (losses []loss) {
-	for q := &l.watch.expiries; len(q.locks) > 0 && q.locks[0].validUntil() <= now; {
-		k := q.locks[0]
+	for q := &l.watch.expiries; len(q.items) > 0 && q.items[0].validUntil() <= now; {
+		k := q.items[0]
 		if k.ctx.Err() != nil {
 			l.drop(k, over) // its parent has ended, and with it the hold: nothing is lost
 			continue
@@ -220,21 +231,19 @@ func (l *Locker) expired(now clock.Instant) (losses []loss) {
 
 // sleep returns how long nothing will be due; l.mu is held.
 func (d *watchdog) sleep(now clock.Instant) time.Duration {
-	at := now.Add(tick)
-	if len(d.expiries.locks) > 0 {
-		at = min(at, d.expiries.locks[0].validUntil())
-	}
-	if len(d.renewals.locks) > 0 && d.calls < d.mostCalls() { // else an answer rouses us
-		at = min(at, d.renewals.locks[0].renewal.at)
+	at := d.expiries.first(now.Add(tick))
+	if d.calls < d.mostCalls() { // else an answer rouses us
+		at = d.beats.first(d.renewals.first(at))
 	}
 	return max(0, at.Sub(now))
 }
 
-// idles ends the watchdog when no lock is held for a whole tick, or at once when
+// idles ends the watchdog when no lock is held, nobody waits and nothing is listened
+// to for a whole tick, or at once when
 // the Locker is being closed: a service that takes one short lock after the other
 // need not start it each time. l.mu is held.
-func (d *watchdog) idles(closing bool) bool {
-	none := len(d.expiries.locks) == 0
+func (d *watchdog) idles(closing, tuned bool) bool {
+	none := len(d.expiries.items) == 0 && len(d.beats.items) == 0 && (closing || !tuned)
 	if none && (d.idle || closing) {
 		d.running = false
 	}
@@ -244,7 +253,7 @@ func (d *watchdog) idles(closing bool) bool {
 
 // mostCalls is how many renewals may be under way at once; l.mu is held.
 func (d *watchdog) mostCalls() int {
-	return maxCalls + callsPerBatch*(len(d.expiries.locks)/maxBatch)
+	return maxCalls + callsPerBatch*(len(d.expiries.items)/maxBatch)
 }
 
 // lookAtWall makes everything due when the wall clock has moved by itself: the
@@ -256,7 +265,7 @@ func (d *watchdog) lookAtWall(now clock.Instant) {
 		return
 	}
 	d.wallSkew = skew
-	for _, k := range d.renewals.locks {
+	for _, k := range d.renewals.items {
 		k.renewal.at = now
 	}
 	heap.Init(&d.renewals)

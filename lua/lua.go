@@ -10,9 +10,21 @@ var (
 	//go:embed acquire.lua
 	Acquire string
 
-	// Release deletes a lock if it is the caller's.
+	//go:embed queue.lua
+	queue string
+
 	//go:embed release.lua
-	Release string
+	release string
+
+	//go:embed wait.lua
+	wait string
+
+	// Release gives a lock up if it is the caller's: hands it over to the first who
+	// waits, or deletes it.
+	Release = queue + release
+
+	// Wait takes or keeps the places of many waiters, or the lock.
+	Wait = queue + wait
 
 	// Renew raises what is left of many leases, each if it is the caller's.
 	//go:embed renew.lua

@@ -253,3 +253,178 @@ func TestRenewMany(t *testing.T) {
 	require.False(t, s.Exists("c"))
 	require.Equal(t, []any{}, s.eval(lua.Renew, nil))
 }
+
+var line = []string{"k", "{k}:queue", "{k}:waiters", fence}
+
+// place returns the keys and arguments of one call of a waiter.
+func place(owner string, n int, most int, data string) []any {
+	return []any{owner, n, 30000, 2000, most, data}
+}
+
+func (s *server) wait(owner string, n int) any {
+	s.t.Helper()
+	reply := s.eval(lua.Wait, line, place(owner, n, 0, "2000 0 PUBLISH chan-"+owner)...)
+	return reply.([]any)[0]
+}
+
+func TestWaitTakesAFreeLock(t *testing.T) {
+	s := newServer(t)
+	require.Equal(t, []any{int64(1), "0"}, s.wait(mine, 1))
+	s.requireKey("k", mine, 30*time.Second)
+	require.Equal(t, []string{"k"}, s.Keys())
+	s.FastForward(time.Second)
+	require.Equal(t, []any{int64(2), "0", int64(29000)}, s.wait(mine, 2), "a repeated call")
+}
+
+func TestWaitQueuesAndReleaseHandsOver(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	require.Equal(t, []any{int64(0), "holder/0", int64(10000), int64(0)}, s.wait(mine, 1))
+	require.Equal(t, []any{int64(0), "holder/0", int64(10000), int64(1)}, s.wait(other, 1))
+	require.Equal(t, []any{int64(0), "holder/0", int64(10000), int64(0)}, s.wait(mine, 2), "it keeps its place")
+	require.Equal(t, 5*time.Second, s.TTL(line[1]))
+	require.Equal(t, 5*time.Second, s.TTL(line[2]))
+	require.Equal(t, []any{int64(1), mine, int64(2), "0"}, s.eval(lua.Release, line, "holder/0", ""))
+	s.requireKey("k", mine, 2*time.Second)
+	require.Equal(t, []any{int64(2), "0", int64(2000)}, s.wait(mine, 3))
+	require.Equal(t, []any{int64(1), other, int64(1), "0"}, s.eval(lua.Release, line, mine, ""))
+	require.Equal(t, int64(1), s.eval(lua.Release, line, other, ""))
+	require.Empty(t, s.Keys())
+}
+
+func TestHandOverPassesOverTheDead(t *testing.T) {
+	s := newServer(t)
+	start := time.Now()
+	s.SetTime(start)
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait("dead/1", 1)
+	s.wait("dead/2", 1)
+	s.SetTime(start.Add(1500 * time.Millisecond))
+	s.wait(mine, 1)
+	s.SetTime(start.Add(2001 * time.Millisecond))
+	require.Equal(t, []any{int64(1), mine, int64(1), "0"}, s.eval(lua.Release, line, "holder/0", ""))
+	require.Equal(t, []string{"k"}, s.Keys())
+}
+
+// The lock ended with its holder: whoever calls gives it to the first in the queue.
+func TestWaitAfterExpiry(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait(mine, 7)
+	s.wait(other, 1)
+	s.Del("k")
+	require.Equal(t, []any{int64(0), mine, int64(2000), int64(0)}, s.wait(other, 2))
+	s.requireKey("k", mine, 2*time.Second)
+}
+
+func TestHandOverDrawsATokenForWhoWantsOne(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	s.eval(lua.Wait, line, place(mine, 1, 0, "2000 1 PUBLISH c")...)
+	s.eval(lua.Wait, line, place(other, 1, 0, "1500 0 PUBLISH c")...)
+	require.Equal(t, []any{int64(1), mine, int64(1), "1"}, s.eval(lua.Release, line, "holder/0", "c"))
+	require.Equal(t, []any{int64(1), other, int64(1), "0"}, s.eval(lua.Release, line, mine, "c"))
+	s.requireKey("k", other, 1500*time.Millisecond)
+}
+
+// A counter that is no number is the trouble of those who want a token.
+func TestHandOverWithABrokenCounter(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	s.put(fence, "x", 0)
+	s.eval(lua.Wait, line, place(mine, 1, 0, "2000 1 PUBLISH c")...)
+	s.wait(other, 1)
+	require.Equal(t, []any{int64(1), other, int64(1), "0"}, s.eval(lua.Release, line, "holder/0", ""))
+	reply := s.eval(lua.Wait, line, place(mine, 2, 0, "2000 1 PUBLISH c")...).([]any)[0].([]any)
+	require.Equal(t, int64(0), reply[0])
+	s.eval(lua.Release, line, mine, "")
+	s.Del("k")
+	reply = s.eval(lua.Wait, line, place(mine, 3, 0, "2000 1 PUBLISH c")...).([]any)[0].([]any)
+	require.Equal(t, int64(-2), reply[0])
+	require.Contains(t, reply[1], "not an integer")
+}
+
+func TestMessages(t *testing.T) {
+	s := newServer(t)
+	sub := s.NewSubscriber()
+	defer sub.Close()
+	sub.Subscribe("chan-" + mine)
+	got := make(chan miniredis.PubsubMessage, 2)
+	go func() { // ended by sub.Close; a publisher waits for its readers
+		for m := range sub.Messages() {
+			got <- m
+		}
+	}()
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait(mine, 3)
+	s.eval(lua.Release, line, "holder/0", "")
+	require.Equal(t, miniredis.PubsubMessage{Channel: "chan-" + mine, Message: "3 0 " + mine}, <-got)
+	s.wait(other, 1)
+	s.wait(mine, 4) // its own: {2, ...}
+	s.eval(lua.Release, line, mine, "chan-"+other)
+	select {
+	case m := <-got:
+		t.Fatalf("a message for nobody: %v", m)
+	default:
+	}
+}
+
+// Who gives up loses his place, or passes on what he was given.
+func TestReleaseOfAPlace(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait(mine, 1)
+	s.wait(other, 1)
+	require.Equal(t, int64(-1), s.eval(lua.Release, line, mine, ""))
+	require.Equal(t, []any{int64(1), other, int64(1), "0"}, s.eval(lua.Release, line, "holder/0", ""))
+	require.Equal(t, []string{"k"}, s.Keys())
+}
+
+func TestMostWaiters(t *testing.T) {
+	s := newServer(t)
+	start := time.Now()
+	s.SetTime(start)
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait("dead/1", 1)
+	s.SetTime(start.Add(time.Second))
+	s.wait("dead/2", 1)
+	full := []any{[]any{int64(-1), "holder/0", int64(10000)}}
+	require.Equal(t, full, s.eval(lua.Wait, line, place(mine, 1, 2, "2000 0 PUBLISH c")...))
+	require.Equal(t, int64(0), s.eval(lua.Wait, line, place("dead/2", 2, 2, "2000 0 PUBLISH c")...).([]any)[0].([]any)[0],
+		"who has a place keeps it")
+	s.SetTime(start.Add(2500 * time.Millisecond)) // the first has died
+	require.Equal(t, []any{[]any{int64(0), "holder/0", int64(10000), int64(1)}},
+		s.eval(lua.Wait, line, place(mine, 1, 2, "2000 0 PUBLISH c")...))
+}
+
+func TestReleaseThatKeeps(t *testing.T) {
+	s := newServer(t)
+	s.put("k", mine, 10*time.Second)
+	require.Equal(t, int64(1), s.eval(lua.Release, line, mine, "", 60000))
+	s.requireKey("k", mine+".kept", time.Minute)
+	require.Equal(t, int64(1), s.eval(lua.Release, line, mine, "", 50000), "a repeated one")
+	s.requireKey("k", mine+".kept", time.Minute)
+	require.Equal(t, int64(-1), s.eval(lua.Release, line, mine, ""))
+	require.Equal(t, []any{int64(-1)}, s.eval(lua.Renew, k, mine, 90000))
+}
+
+// C113: any companion may be missing, or be something else.
+func TestBrokenCompanions(t *testing.T) {
+	for _, broken := range line[1:3] {
+		s := newServer(t)
+		s.put("k", "holder/0", 10*time.Second)
+		s.wait(mine, 1)
+		s.Del(broken)
+		reply := s.wait(other, 1).([]any)
+		require.Equal(t, int64(0), reply[0])
+		s.wait(mine, 2)
+		require.Len(t, s.eval(lua.Release, line, "holder/0", ""), 4)
+
+		s = newServer(t)
+		s.put("k", "holder/0", 10*time.Second)
+		s.put(broken, "a string", 0)
+		require.Contains(t, s.eval(lua.Wait, line, place(mine, 1, 0, "2000 0 PUBLISH c")...), "WRONGTYPE")
+		require.Equal(t, int64(1), s.eval(lua.Release, line, "holder/0", ""))
+		s.requireKey(broken, "a string", 0)
+	}
+}

@@ -53,3 +53,24 @@ func Companion(key, suffix string) (string, bool) {
 	}
 	return "{" + key + "}:" + suffix, true
 }
+
+// Companions are the keys that stand beside a lock, in its slot.
+type Companions struct{ Queue, Waiters, Fence string }
+
+// CompanionsOf returns the companions of key, or false where Companion does. No
+// two keys share a queue: "order:1" and "{order:1}", which share a fence counter
+// (its tokens still grow), would hand each other's waiters the wrong lock.
+func CompanionsOf(key string) (Companions, bool) {
+	fence, ok := Companion(key, "fence")
+	if !ok {
+		return Companions{}, false
+	}
+	base, end := fence[:len(fence)-len("fence")], ""
+	if len(Tag(key)) == len(key)-2 { // all of it is a tag: it looks like one that was wrapped
+		end = "{}"
+	}
+	queue, waiters := "queue"+end, "waiters"+end
+	all := base + queue + base + waiters // one allocation for both
+	at := len(base) + len(queue)
+	return Companions{all[:at], all[at:], fence}, true
+}

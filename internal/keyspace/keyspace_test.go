@@ -80,6 +80,45 @@ func TestCompanion(t *testing.T) {
 	}
 }
 
+func TestCompanionsOf(t *testing.T) {
+	for key, want := range map[string]Companions{
+		"order:1":   {"{order:1}:queue", "{order:1}:waiters", "{order:1}:fence"},
+		"{order:1}": {"{order:1}:queue{}", "{order:1}:waiters{}", "{order:1}:fence"},
+		"a{b}c":     {"a{b}c:queue", "a{b}c:waiters", "a{b}c:fence"},
+		"{a}{b}":    {"{a}{b}:queue", "{a}{b}:waiters", "{a}{b}:fence"},
+	} {
+		got, ok := CompanionsOf(key)
+		require.True(t, ok)
+		require.Equal(t, want, got)
+	}
+	_, ok := CompanionsOf("a}b")
+	require.False(t, ok)
+}
+
+// FuzzCompanionsOf: the companions of two keys are never the same.
+func FuzzCompanionsOf(f *testing.F) {
+	f.Add("a", "{a}")
+	f.Add("{a}", "{a}:")
+	f.Add("{a}:queue", "a")
+	f.Add("{a}{}", "{a}")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		ca, ok := CompanionsOf(a)
+		if !ok {
+			return
+		}
+		for _, c := range []string{ca.Queue, ca.Waiters} {
+			require.Equal(t, Slot(a), Slot(c))
+		}
+		cb, ok := CompanionsOf(b)
+		if !ok || a == b {
+			return
+		}
+		for _, c := range []string{ca.Queue, ca.Waiters} {
+			require.NotContains(t, []string{cb.Queue, cb.Waiters}, c)
+		}
+	})
+}
+
 func FuzzCompanion(f *testing.F) {
 	for _, key := range []string{"", "order:1", "a{b}c", "a{b", "a}b", "{}", "{}{a}", "{{}}", "}{", "\x00", "{\xff}"} {
 		f.Add(key, "fence")

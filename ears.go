@@ -1,0 +1,398 @@
+package holdfast
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/keyspace"
+)
+
+const (
+	// linger is how long a channel without waiters is still listened to: the next
+	// one may come soon.
+	linger = 500 * time.Millisecond
+
+	// deafFor is how long no subscription is tried after the server has refused one.
+	deafFor = time.Minute
+
+	// maxMisses is how many grants in a row may be found without their messages
+	// before all connections are made anew.
+	maxMisses = 2
+
+	channelPrefix = "holdfast:"
+)
+
+// ears listen for the messages that tell waiters of their grants. Messages only
+// make it faster: a waiter whose message is lost finds the grant by its next call.
+//
+// Where keys live on several servers (Cluster, Ring) there is a channel for each
+// slot tag that is waited for, on the server of that tag; on a Cluster these are
+// sharded channels, if its servers know them (Redis 7). Else one channel serves all
+// keys. Each server costs one connection, while anybody waits there and a moment
+// longer.
+type ears struct {
+	client redis.UniversalClient
+	traits *clientTraits
+	id     string
+
+	hear  func(text string)
+	ready func(channel string)
+	start func(func())
+
+	mu sync.Mutex
+	// What follows is guarded by mu, which is not held while something is sent, or
+	// while hear or ready run.
+	ears   map[any]*ear // by server
+	tuned  map[string]*tuned
+	deaf   clock.Instant // until then
+	plain  bool          // the cluster has no sharded channels
+	misses int           // in a row
+	closed bool
+}
+
+// tuned is a channel that is waited at.
+type tuned struct {
+	key     string // one whose grants it tells of
+	waiters int
+	since   clock.Instant // when the last waiter left
+	ear     *ear          // nil: nobody listens yet
+	looking bool          // somebody is about to
+}
+
+// ear is one connection.
+type ear struct {
+	server  any
+	ps      *redis.PubSub
+	sharded bool
+	todo    []tuneOp // in order, by one goroutine at a time
+	working bool
+	count   int           // channels
+	closed  bool          // nobody listens any more
+	end     chan struct{} // closed with it
+}
+
+type tuneOp struct {
+	channel string
+	on      bool
+}
+
+// subscriber is what an ear needs of a client.
+type subscriber interface {
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+	SSubscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+func (e *ears) init(client redis.UniversalClient, traits *clientTraits) {
+	id := uuid.New()
+	e.client, e.traits, e.id = client, traits, fmt.Sprintf("%x", id[:8])
+	e.ears, e.tuned = make(map[any]*ear), make(map[string]*tuned)
+}
+
+// many reports whether there are several channels; mu is held.
+func (e *ears) many() bool {
+	return e.traits.sharded && e.traits.node != nil && !(e.traits.cluster && e.plain)
+}
+
+// verb is the command that sends to the channels; mu is held.
+func (e *ears) verb() string {
+	if e.traits.cluster && e.many() {
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
+}
+
+// nameOf returns the channel of a key; mu is held.
+func (e *ears) nameOf(key string) string {
+	if e.many() {
+		return channelPrefix + "{" + keyspace.Tag(key) + "}:" + e.id
+	}
+	return channelPrefix + e.id
+}
+
+// nameFor returns the channel of a key if anybody waits at any, else "".
+func (e *ears) nameFor(key string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.tuned) == 0 {
+		return ""
+	}
+	return e.nameOf(key)
+}
+
+// channel returns the command and the channel that tell a waiter for key, "" when
+// it would not hear it; and it sees to it that somebody listens.
+func (e *ears) channel(key string) (verb, channel string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if clock.Now() < e.deaf {
+		return "", ""
+	}
+	channel = e.nameOf(key)
+	e.tune(e.get(channel, key), channel)
+	return e.verb(), channel
+}
+
+// get returns the entry of a channel; mu is held.
+func (e *ears) get(channel, key string) *tuned {
+	t := e.tuned[channel]
+	if t == nil {
+		t = &tuned{key: key, since: clock.Now()}
+		e.tuned[channel] = t
+	}
+	return t
+}
+
+// tune makes somebody listen to a channel; mu is held.
+func (e *ears) tune(t *tuned, channel string) {
+	if t.ear == nil && !t.looking && !e.closed {
+		t.looking = true
+		e.start(func() { _ = contain(func() { e.look(t, channel) }) }) // ends with the client's own timeouts
+	}
+}
+
+func (e *ears) await(key string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.get(e.nameOf(key), key).waiters++
+}
+
+func (e *ears) enough(key string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if t := e.tuned[e.nameOf(key)]; t != nil {
+		t.waiters = max(0, t.waiters-1)
+		t.since = clock.Now()
+	}
+}
+
+// look finds the server of a channel and subscribes there.
+func (e *ears) look(t *tuned, channel string) {
+	server, client, sharded := any(nil), subscriber(e.client), false
+	e.mu.Lock()
+	many := e.many()
+	e.mu.Unlock()
+	if many {
+		node, err := e.traits.node(context.Background(), t.key)
+		if err != nil {
+			e.mu.Lock()
+			t.looking = false // the next call of a waiter tries again
+			e.mu.Unlock()
+			return
+		}
+		server, client, sharded = node, node, e.traits.cluster
+	}
+	e.mu.Lock()
+	t.looking = false
+	if e.closed || e.tuned[channel] != t {
+		e.mu.Unlock()
+		return
+	}
+	r := e.ears[server]
+	if r == nil {
+		r = &ear{server: server, ps: client.Subscribe(context.Background()), sharded: sharded, end: make(chan struct{})} // sends nothing yet
+		e.ears[server] = r
+		e.start(func() { e.listen(r) }) // ended by shut
+	}
+	t.ear = r
+	r.count++
+	e.do(r, tuneOp{channel, true})
+	e.mu.Unlock()
+}
+
+// do sends something on a connection, in order; mu is held.
+func (e *ears) do(r *ear, op tuneOp) {
+	r.todo = append(r.todo, op)
+	if !r.working {
+		r.working = true
+		e.start(func() { e.work(r) }) // ends with the list, or the client's own timeouts
+	}
+}
+
+func (e *ears) work(r *ear) {
+	ctx := context.Background()
+	for {
+		e.mu.Lock()
+		todo := r.todo
+		r.todo = nil
+		if len(todo) == 0 || r.closed {
+			r.working = false
+			e.mu.Unlock()
+			return
+		}
+		e.mu.Unlock()
+		for _, op := range todo { // one by one: several may be of several slots
+			contain(func() {
+				switch { // an error comes to listen as well
+				case op.on && r.sharded:
+					_ = r.ps.SSubscribe(ctx, op.channel)
+				case op.on:
+					_ = r.ps.Subscribe(ctx, op.channel)
+				case r.sharded:
+					_ = r.ps.SUnsubscribe(ctx, op.channel)
+				default:
+					_ = r.ps.Unsubscribe(ctx, op.channel)
+				}
+			})
+		}
+	}
+}
+
+// listen is a connection's goroutine.
+func (e *ears) listen(r *ear) {
+	for fails := 0; ; {
+		var msg any
+		var err error
+		if panicked := contain(func() { msg, err = r.ps.Receive(context.Background()) }); panicked != nil {
+			err = panicked
+		}
+		switch m := msg.(type) {
+		case *redis.Message:
+			e.mu.Lock()
+			e.misses = 0
+			e.mu.Unlock()
+			e.hear(m.Payload)
+		case *redis.Subscription:
+			e.subscribed(r, m)
+		}
+		if err == nil {
+			fails = 0
+			continue
+		}
+		fails++
+		if e.failed(r, err) {
+			return
+		}
+		pause := time.NewTimer(backoff(fails, firstPause, time.Second))
+		select {
+		case <-pause.C:
+		case <-r.end:
+			pause.Stop()
+		}
+	}
+}
+
+// subscribed takes in that a channel is listened to, or no longer is: then its slot
+// has moved, unless we wanted it so.
+func (e *ears) subscribed(r *ear, m *redis.Subscription) {
+	if strings.HasSuffix(m.Kind, "unsubscribe") {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if t := e.tuned[m.Channel]; t != nil && t.ear == r {
+			e.shut(r)
+		}
+		return
+	}
+	e.ready(m.Channel)
+}
+
+// failed takes in an error of a connection, and reports whether it is closed. An
+// error of the network is mended by the client, which subscribes again; one of the
+// server ends the connection, and the next calls of its waiters open another one,
+// or none if the server wants none.
+func (e *ears) failed(r *ear, err error) bool {
+	text, fromServer := serverError(err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.closed || !fromServer {
+		return r.closed
+	}
+	switch _, moved := redis.IsMovedError(err); {
+	case moved:
+		e.start(func() { e.traits.reload(context.Background()) }) // ends with the client's own timeouts
+	case r.sharded && strings.Contains(text, "unknown command"):
+		e.flatten()
+	default:
+		e.deaf = clock.Now().Add(deafFor)
+	}
+	e.shut(r)
+	return true
+}
+
+// flatten changes from sharded channels to one plain one; mu is held.
+func (e *ears) flatten() {
+	if e.plain {
+		return
+	}
+	e.plain = true
+	one := &tuned{since: clock.Now()}
+	for _, t := range e.tuned {
+		one.key = t.key
+		one.waiters += t.waiters
+	}
+	clear(e.tuned)
+	e.tuned[channelPrefix+e.id] = one
+	for _, r := range e.ears {
+		e.shut(r)
+	}
+}
+
+// shut closes a connection; mu is held. Its channels are looked for again when their
+// waiters call.
+func (e *ears) shut(r *ear) {
+	if r.closed {
+		return
+	}
+	r.closed = true
+	close(r.end)
+	delete(e.ears, r.server)
+	for _, t := range e.tuned {
+		if t.ear == r {
+			t.ear = nil
+		}
+	}
+	e.start(func() { _ = contain(func() { _ = r.ps.Close() }) }) // waits for what is being sent
+}
+
+// missed counts grants whose message did not come. A connection can be broken
+// without an error.
+func (e *ears) missed() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.misses++; e.misses < maxMisses {
+		return
+	}
+	e.misses = 0
+	for _, r := range e.ears {
+		e.shut(r)
+	}
+}
+
+// sweep ends what nobody has waited at for a while, and reports whether anything is left.
+func (e *ears) sweep(now clock.Instant) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for channel, t := range e.tuned {
+		if t.waiters > 0 || t.looking || now < t.since.Add(linger) {
+			continue
+		}
+		delete(e.tuned, channel)
+		r := t.ear
+		if r == nil {
+			continue
+		}
+		if r.count--; r.count > 0 {
+			e.do(r, tuneOp{channel, false})
+		} else {
+			e.shut(r)
+		}
+	}
+	return len(e.tuned) > 0
+}
+
+// hush ends all listening, for good.
+func (e *ears) hush() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	clear(e.tuned)
+	for _, r := range e.ears {
+		e.shut(r)
+	}
+}

@@ -1,0 +1,126 @@
+package holdfast
+
+import (
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/clock"
+)
+
+// waitInLine is wait with a place in the key's queue at the server.
+func (w *want) waitInLine() error {
+	l, k := w.l, w.k
+	l.mu.Lock()
+	crowded := l.line.crowded(k.full)
+	l.mu.Unlock()
+	if !crowded {
+		w.queues = true
+		if err := w.try(false); err == nil || !w.again(err) {
+			return err
+		}
+		w.queues = false
+	}
+	var over <-chan time.Time
+	if w.end != 0 {
+		timer := time.NewTimer(w.end.Sub(clock.Now()))
+		defer timer.Stop()
+		over = timer.C
+	}
+	l.line.store.await(k.full)
+	defer l.line.store.enough(k.full)
+	s := &spot{k: k, got: make(chan verdict, 1)}
+	w.queued = true
+	defer w.settleLine(s)
+	for {
+		l.enterLine(s)
+		select {
+		case v := <-s.got:
+			if done, err := w.accept(s, v); done {
+				return err
+			}
+		case <-over:
+			return w.leaveLine(s, errWaitOver)
+		case <-w.ctx.Done():
+			return w.leaveLine(s, w.ctx.Err())
+		case <-l.closing:
+			return w.leaveLine(s, ErrClosed)
+		}
+	}
+}
+
+// accept makes the lock live that s was given, if it can be trusted. done is false if
+// it cannot, and the wait goes on: its next call finds what is true.
+func (w *want) accept(s *spot, v verdict) (done bool, err error) {
+	switch {
+	case v.err != nil:
+		w.queued = !v.full
+		return true, w.refused(v.err)
+	case v.weak:
+		err = w.confirm(v)
+	default:
+		err = w.l.grant(w.ctx, w.k, v.grant, v.sent, w.unknown)
+		if err != nil {
+			w.failure, w.unsure = err, true
+		}
+	}
+	return err == nil || !w.again(err), err
+}
+
+// confirm takes a lease that is ours, but too short, to its full length before the
+// work may start; with replicas it waits for their acknowledgement.
+func (w *want) confirm(v verdict) error {
+	if w.k.config.replicas > 0 {
+		return w.try(true)
+	}
+	k, sent := w.k, clock.Now()
+	limit := min(attemptLimit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	c := &call{Context: w.ctx, l: w.l, k: k, op: extendOp}
+	c.request.Lease = k.lease()
+	err := c.run(w.ctx.Done(), w.l.closing, limit)
+	var lost *LostError
+	if errors.As(err, &lost) {
+		return &HeldError{Key: k.key} // it has ended before: back to the queue
+	}
+	if err != nil {
+		return w.refused(err)
+	}
+	if left := v.grant.Left; left > 0 && clock.Now() >= v.sent.Add(validity(left, k.config.marginOf(left))) {
+		// The lease that was to be confirmed may have ended in between, and this may be
+		// a later one with another token.
+		return &HeldError{Key: k.key}
+	}
+	return w.l.grant(w.ctx, k, Grant{Token: v.grant.Token}, sent, w.unknown)
+}
+
+// leaveLine gives up, and takes over what was learned, for the error.
+func (w *want) leaveLine(s *spot, err error) error {
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	w.l.closeSpot(s)
+	if s.held.ended(s.heldAt) && s.failure == nil {
+		s.failure = errSilent
+	}
+	if s.held != nil {
+		held := *s.held
+		if held.TTL > 0 {
+			held.TTL = max(0, held.TTL-clock.Now().Sub(s.heldAt))
+		}
+		w.held = &held
+	}
+	if s.failure != nil {
+		w.failure = s.failure
+	}
+	w.unsure = s.failure != nil || w.held == nil && w.failure != nil
+	return err
+}
+
+// settleLine notes what the stay in the queue leaves open.
+func (w *want) settleLine(s *spot) {
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	w.attempts += s.calls
+	if s.unknown {
+		w.unknown = true
+		w.k.suspect = true
+	}
+}

@@ -1,0 +1,51 @@
+-- One call of each of several waiters: takes the lock if it is free and nobody is before, or else
+-- takes or keeps a place in the queue. KEYS[4i-3] lock, KEYS[4i-2] queue, KEYS[4i-1] waiters, KEYS[4i] fence counter;
+-- ARGV[6i-5] owner value; ARGV[6i-4] its call's number; ARGV[6i-3] TTL in ms; ARGV[6i-2] ms that the place
+-- is kept; ARGV[6i-1] most waiters, 0 any; ARGV[6i] 'lease fencing verb channel' for a hand-over, lease in ms
+-- Returns for each: {1, token} taken; {2, token, PTTL} the owner's already; {0, holder's value, PTTL,
+--         waiters before it} queued; {-1, holder's value, PTTL} the queue is full; {-2, text} error.
+local function full(Q, W, most)
+  if most == 0 or redis.call('ZCARD', Q) < most then return false end
+  for _, owner in ipairs(redis.call('ZRANGE', Q, 0, -1)) do
+    if not alive(W, owner) then drop(Q, W, owner) end
+  end
+  return redis.call('ZCARD', Q) >= most
+end
+local function call(K, Q, W, F, owner, n, ttl, window, most, data)
+  local fenced = string.match(data, '^%d+ 1')
+  local value = redis.pcall('GET', K)
+  if type(value) == 'table' then return {-2, value.err} end
+  if value == owner then
+    drop(Q, W, owner)
+    return {2, fenced and redis.call('GET', F) or '0', redis.call('PTTL', K)}
+  end
+  if not value then
+    local head = first(Q, W)
+    if head and head ~= owner then
+      hand(K, Q, W, F)
+      return call(K, Q, W, F, owner, n, ttl, window, most, data)
+    end
+    local token, err = '0'
+    if fenced then token, err = mint(F) end
+    if not token then return {-2, err} end
+    local set = redis.pcall('SET', K, owner, 'PX', ttl)
+    if set.err then return {-2, set.err} end
+    drop(Q, W, owner)
+    return {1, token}
+  end
+  if not redis.call('ZSCORE', Q, owner) then
+    if full(Q, W, most) then return {-1, string.sub(value, 1, 256), redis.call('PTTL', K)} end
+    local last = redis.call('ZRANGE', Q, -1, -1, 'WITHSCORES')[2] or 0
+    redis.call('ZADD', Q, last + 1, owner)
+  end
+  redis.call('HSET', W, owner, n .. ' ' .. string.format('%.0f', time() + window) .. ' ' .. data)
+  redis.call('PEXPIRE', Q, 5000)
+  redis.call('PEXPIRE', W, 5000)
+  return {0, string.sub(value, 1, 256), redis.call('PTTL', K), redis.call('ZRANK', Q, owner)}
+end
+local out = {}
+for i = 1, #KEYS / 4 do
+  out[i] = call(KEYS[4 * i - 3], KEYS[4 * i - 2], KEYS[4 * i - 1], KEYS[4 * i], ARGV[6 * i - 5], ARGV[6 * i - 4],
+    ARGV[6 * i - 3], ARGV[6 * i - 2], tonumber(ARGV[6 * i - 1]), ARGV[6 * i])
+end
+return out

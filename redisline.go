@@ -1,0 +1,225 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/keyspace"
+	"github.com/holdfast-go/holdfast/internal/script"
+	"github.com/holdfast-go/holdfast/lua"
+)
+
+var waitScript = script.New(lua.Wait)
+
+func (s *redisStore) hasLine(key string) bool {
+	_, ok := keyspace.Companion(key, "queue")
+	return ok
+}
+
+func (s *redisStore) listen(hear func(string), ready func(string), start func(func())) {
+	s.ears.hear, s.ears.ready, s.ears.start = hear, ready, start
+}
+
+func (s *redisStore) await(key string)             { s.ears.await(key) }
+func (s *redisStore) enough(key string)            { s.ears.enough(key) }
+func (s *redisStore) missed()                      { s.ears.missed() }
+func (s *redisStore) sweep(now clock.Instant) bool { return s.ears.sweep(now) }
+func (s *redisStore) hush()                        { s.ears.hush() }
+
+// handOn gives the lock to the first who waits, or deletes it, if it is the owner's.
+func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
+	keys, args := s.releaseArgs(l)
+	reply, err := s.runOnce(ctx, releaseScript, keys, args...).Result()
+	if err != nil {
+		return nil, s.wrap(err, true)
+	}
+	list, ok := reply.([]any)
+	if !ok || len(list) < 4 {
+		return nil, s.ownership(reply)
+	}
+	owner, _ := list[1].(string)
+	n, _ := list[2].(int64)
+	text, _ := list[3].(string)
+	token, _ := strconv.ParseInt(text, 10, 64)
+	return &handed{owner, int(n), fencing.Token(token)}, nil
+}
+
+// releaseArgs returns keys and arguments of the release script.
+func (s *redisStore) releaseArgs(l Lease) (keys []string, args []any) {
+	keys = companionKeys(l.Key)
+	if l.Keep <= 0 {
+		return keys, []any{l.Owner, s.ears.nameFor(l.Key)}
+	}
+	return keys, []any{l.Owner, s.ears.nameFor(l.Key), millis(l.Keep)}
+}
+
+// companionKeys returns the key and, if it can have them, its companions.
+func companionKeys(key string) []string {
+	c, ok := keyspace.CompanionsOf(key)
+	if !ok {
+		return []string{key}
+	}
+	return []string{key, c.Queue, c.Waiters, c.Fence}
+}
+
+// wait makes the calls in one round trip, as Renew does.
+func (s *redisStore) wait(ctx context.Context, calls []lineCall) []lineAnswer {
+	n := len(calls)
+	w := &lineBatch{
+		s: s, calls: calls, answers: make([]lineAnswer, n), owners: make([]ownerArg, n), verbs: make([]string, n),
+	}
+	for i := range calls {
+		w.owners[i].owner = calls[i].Owner
+		w.verbs[i], w.answers[i].channel = s.ears.channel(calls[i].Key)
+	}
+	groups := [][]int{indexes(len(calls))}
+	if s.traits.sharded {
+		leases := make([]Lease, len(calls))
+		for i := range calls {
+			leases[i] = calls[i].Lease
+		}
+		groups = groupBy(leases, s.traits.together)
+	}
+	w.send(ctx, groups)
+	for i := range w.answers {
+		w.answers[i].repeated = w.owners[i].repeated()
+	}
+	return w.answers
+}
+
+// lineBatch is a batch of calls on its way.
+type lineBatch struct {
+	s       *redisStore
+	calls   []lineCall
+	answers []lineAnswer
+	owners  []ownerArg
+	verbs   []string
+}
+
+// send sends one script for each group. Groups whose server did not know the script
+// get its text; those that were refused for what may concern one of them go one by one.
+func (w *lineBatch) send(ctx context.Context, groups [][]int) {
+	var again [][]int
+	for i, cmd := range w.pipe(ctx, groups, false) {
+		switch err := cmd.Err(); {
+		case script.Missing(err):
+			again = append(again, groups[i])
+		case len(groups[i]) > 1 && w.s.isForOne(err):
+			again = append(again, singles(groups[i])...)
+		default:
+			w.scatter(cmd, groups[i])
+		}
+	}
+	for _, group := range again {
+		for _, at := range group {
+			w.owners[at].refused()
+		}
+	}
+	if len(again) > 0 {
+		for i, cmd := range w.pipe(ctx, again, true) {
+			w.scatter(cmd, again[i])
+		}
+	}
+}
+
+func (w *lineBatch) pipe(ctx context.Context, groups [][]int, text bool) []*redis.Cmd {
+	cmds := make([]*redis.Cmd, len(groups))
+	for i, g := range groups {
+		keys, args := w.args(g)
+		cmds[i] = waitScript.Command(ctx, text, keys, args...)
+	}
+	if len(cmds) == 1 {
+		_ = w.s.client.Process(ctx, cmds[0]) // the error is in the command
+		return cmds
+	}
+	p := w.s.client.Pipeline()
+	for _, cmd := range cmds {
+		_ = p.Process(ctx, cmd)
+	}
+	_, _ = p.Exec(ctx) // the errors are in the commands
+	return cmds
+}
+
+// args returns keys and arguments of the wait script for a group of calls.
+func (w *lineBatch) args(group []int) (keys []string, args []any) {
+	keys, args = make([]string, 0, 4*len(group)), make([]any, 0, 6*len(group))
+	for _, at := range group {
+		c := &w.calls[at]
+		fenced := '0'
+		if c.fencing {
+			fenced = '1'
+		}
+		keys = append(keys, companionKeys(c.Key)...)
+		args = append(args, &w.owners[at], c.n, millis(c.TTL), millis(c.window), c.most,
+			fmt.Sprintf("%d %c %s %s", millis(c.claim), fenced, w.verbs[at], w.answers[at].channel))
+	}
+	return keys, args
+}
+
+// scatter puts the answers of a wait script to their calls.
+func (w *lineBatch) scatter(cmd *redis.Cmd, group []int) {
+	reply, err := cmd.Slice()
+	if err != nil {
+		err = w.s.wrap(err, false)
+	} else if len(reply) != len(group) {
+		err = errors.New("wait script: wrong number of answers")
+	}
+	for i, at := range group {
+		a := &w.answers[at]
+		if a.err = err; err == nil {
+			a.err = w.s.readLine(&w.calls[at], reply[i], a)
+		}
+	}
+}
+
+// readLine reads one answer of the wait script.
+func (s *redisStore) readLine(c *lineCall, reply any, a *lineAnswer) error {
+	list, _ := reply.([]any)
+	if len(list) < 2 {
+		return fmt.Errorf("wait script: unexpected answer %v", reply)
+	}
+	code, _ := list[0].(int64)
+	text, _ := list[1].(string)
+	var pttl int64
+	if len(list) > 2 {
+		pttl, _ = list[2].(int64)
+	}
+	switch code {
+	case 1, 2:
+		token, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || c.fencing && token <= 0 {
+			return &finalError{fmt.Errorf("wait script: fence counter is gone, or holds %q", text)}
+		}
+		a.grant = &Grant{Token: fencing.Token(token)}
+		if code == 2 {
+			a.grant.Left = max(leftOf(pttl), time.Millisecond)
+		}
+	case 0, -1:
+		a.held = &HeldError{Key: c.Key, Holder: holderOf(text), TTL: leftOf(pttl)}
+		a.full = code == -1
+		if len(list) > 3 {
+			before, _ := list[3].(int64)
+			a.before = int(before)
+		}
+	default:
+		return s.wrap(replyError(text), false)
+	}
+	return nil
+}
+
+// parseHanded reads a message of the scripts: "call token owner".
+func parseHanded(text string) (h handed, ok bool) {
+	call, rest, _ := strings.Cut(text, " ")
+	token, owner, _ := strings.Cut(rest, " ")
+	n, err := strconv.Atoi(call)
+	t, err2 := strconv.ParseInt(token, 10, 64)
+	return handed{owner, n, fencing.Token(t)}, err == nil && err2 == nil && owner != ""
+}
