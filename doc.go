@@ -24,6 +24,15 @@
 // stopped and has run no timer yet. Time in which the machine was suspended counts
 // where the system tells it (Linux).
 //
+// # Waiting
+//
+// Waiters of all processes queue beside the key, first come first served, and
+// Release hands the lock to the first of them in the same script that else deletes
+// the key. The waiter is told by a published message, and may start on it: the key
+// was set after one of its calls had reached the server, so it lives at least the
+// lease of a hand-over (2 s, or the TTL if that is shorter) from when that call was
+// sent. A message that is read late proves nothing, and is not believed.
+//
 // # What no lock can promise
 //
 // A process that is paused between its last check and its write writes late: no

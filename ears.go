@@ -41,6 +41,7 @@ type ears struct {
 	client redis.UniversalClient
 	traits *clientTraits
 	id     string
+	final  func(error) bool // whether waiting cannot heal an error of the server
 
 	hear  func(text string)
 	ready func(channel string)
@@ -89,9 +90,10 @@ type subscriber interface {
 	SSubscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-func (e *ears) init(client redis.UniversalClient, traits *clientTraits) {
+func (e *ears) init(s *redisStore) {
 	id := uuid.New()
-	e.client, e.traits, e.id = client, traits, fmt.Sprintf("%x", id[:8])
+	e.client, e.traits, e.id = s.client, &s.traits, fmt.Sprintf("%x", id[:8])
+	e.final = func(err error) bool { return isFinal(s.wrap(err, false)) }
 	e.ears, e.tuned = make(map[any]*ear), make(map[string]*tuned)
 }
 
@@ -308,8 +310,11 @@ func (e *ears) failed(r *ear, err error) bool {
 		e.start(func() { e.traits.reload(context.Background()) }) // ends with the client's own timeouts
 	case r.sharded && strings.Contains(text, "unknown command"):
 		e.flatten()
-	default:
+	case says(text, "CROSSSLOT"): // the client has subscribed again to channels of several slots at once
+	case e.final(err):
 		e.deaf = clock.Now().Add(deafFor)
+	case !r.sharded:
+		return false // it passes
 	}
 	e.shut(r)
 	return true

@@ -39,7 +39,7 @@ func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
 		return nil, invalid("nil client")
 	}
 	s := &redisStore{client: client, traits: traitsOf(client)}
-	s.ears.init(client, &s.traits)
+	s.ears.init(s)
 	return s, nil
 }
 
