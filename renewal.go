@@ -182,8 +182,11 @@ func (l *Locker) renew(batch []renewing) {
 func (l *Locker) freeCall() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	full := l.watch.calls >= l.watch.mostCalls()
 	l.watch.calls--
-	l.rouse()
+	if full { // the watchdog may be waiting for this
+		l.rouse()
+	}
 }
 
 // renewed takes in the result of one renewal; l.mu is held. It returns why the
