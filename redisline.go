@@ -20,8 +20,7 @@ import (
 var waitScript = script.New(lua.Wait)
 
 func (s *redisStore) hasLine(key string) bool {
-	_, ok := keyspace.Companion(key, "queue")
-	return ok
+	return keyspace.HasCompanions(key)
 }
 
 func (s *redisStore) listen(hear func(string), ready func(string), start func(func())) {
@@ -36,7 +35,8 @@ func (s *redisStore) hush()                        { s.ears.hush() }
 
 // handOn gives the lock to the first who waits, or deletes it, if it is the owner's.
 func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
-	keys, args := s.releaseArgs(l)
+	var room releaseRoom
+	keys, args := s.releaseArgs(l, &room)
 	reply, err := s.runOnce(ctx, releaseScript, keys, args...).Result()
 	if err != nil {
 		return nil, s.wrap(err, true)
@@ -52,22 +52,28 @@ func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
 	return &handed{owner, int(n), fencing.Token(token)}, nil
 }
 
-// releaseArgs returns keys and arguments of the release script.
-func (s *redisStore) releaseArgs(l Lease) (keys []string, args []any) {
-	keys = companionKeys(l.Key)
-	if l.Keep <= 0 {
-		return keys, []any{l.Owner, s.ears.nameFor(l.Key)}
+// releaseRoom is room for the arguments of a release.
+type releaseRoom [7]any
+
+// releaseArgs returns the arguments of the release script, and how many of them are keys.
+func (s *redisStore) releaseArgs(l Lease, room *releaseRoom) (keys int, args []any) {
+	args = appendKeys(room[:0], l.Key)
+	keys = len(args)
+	args = append(args, l.Owner, s.ears.nameFor(l.Key))
+	if l.Keep > 0 {
+		args = append(args, millis(l.Keep))
 	}
-	return keys, []any{l.Owner, s.ears.nameFor(l.Key), millis(l.Keep)}
+	return keys, args
 }
 
-// companionKeys returns the key and, if it can have them, its companions.
-func companionKeys(key string) []string {
-	c, ok := keyspace.CompanionsOf(key)
-	if !ok {
-		return []string{key}
+// appendKeys appends a key and, if it can have them, its companions.
+func appendKeys(args []any, key string) []any {
+	args = append(args, key)
+	if c, ok := keyspace.CompanionsOf(key); ok {
+		room := &[3]textArg{textArg(c.Queue), textArg(c.Waiters), textArg(c.Fence)}
+		args = append(args, &room[0], &room[1], &room[2])
 	}
-	return []string{key, c.Queue, c.Waiters, c.Fence}
+	return args
 }
 
 // wait makes the calls in one round trip, as Renew does.
@@ -133,8 +139,7 @@ func (w *lineBatch) send(ctx context.Context, groups [][]int) {
 func (w *lineBatch) pipe(ctx context.Context, groups [][]int, text bool) []*redis.Cmd {
 	cmds := make([]*redis.Cmd, len(groups))
 	for i, g := range groups {
-		keys, args := w.args(g)
-		cmds[i] = waitScript.Command(ctx, text, keys, args...)
+		cmds[i] = waitScript.Command(ctx, text, 4*len(g), w.args(g)...)
 	}
 	if len(cmds) == 1 {
 		_ = w.s.client.Process(ctx, cmds[0]) // the error is in the command
@@ -148,20 +153,22 @@ func (w *lineBatch) pipe(ctx context.Context, groups [][]int, text bool) []*redi
 	return cmds
 }
 
-// args returns keys and arguments of the wait script for a group of calls.
-func (w *lineBatch) args(group []int) (keys []string, args []any) {
-	keys, args = make([]string, 0, 4*len(group)), make([]any, 0, 6*len(group))
+// args returns the arguments of the wait script for a group of calls, keys first.
+func (w *lineBatch) args(group []int) []any {
+	args := make([]any, 0, 10*len(group))
+	for _, at := range group {
+		args = appendKeys(args, w.calls[at].Key)
+	}
 	for _, at := range group {
 		c := &w.calls[at]
 		fenced := '0'
 		if c.fencing {
 			fenced = '1'
 		}
-		keys = append(keys, companionKeys(c.Key)...)
 		args = append(args, &w.owners[at], c.n, millis(c.TTL), millis(c.window), c.most,
 			fmt.Sprintf("%d %c %s %s", millis(c.claim), fenced, w.verbs[at], w.answers[at].channel))
 	}
-	return keys, args
+	return args
 }
 
 // scatter puts the answers of a wait script to their calls.

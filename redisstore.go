@@ -93,8 +93,11 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	if s.ready.Load() {
 		return nil
 	}
-	keys, args := s.releaseArgs(l)
-	if err := releaseScript.ByText(ctx, s.client, keys, args...).Err(); err != nil {
+	var room releaseRoom
+	keys, args := s.releaseArgs(l, &room)
+	cmd := releaseScript.Command(ctx, true, keys, args...)
+	_ = s.client.Process(ctx, cmd) // the error is in cmd
+	if err := cmd.Err(); err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
 			return fmt.Errorf("checking that the server runs the scripts of locks: %w", err)
 		}
@@ -217,7 +220,7 @@ func (s *redisStore) Release(ctx context.Context, l Lease) error {
 
 // Extend sets what is left of the lease.
 func (s *redisStore) Extend(ctx context.Context, l Lease) error {
-	return s.verdict(s.runOnce(ctx, extendScript, []string{l.Key}, l.Owner, millis(l.TTL)))
+	return s.verdict(s.runOnce(ctx, extendScript, 1, l.Key, l.Owner, millis(l.TTL)))
 }
 
 // verdict reads an answer that says whether the key was the owner's.

@@ -21,8 +21,8 @@ type onceCmd struct{ *redis.Cmd }
 func (onceCmd) NoRetry() bool { return true }
 
 // runOnce runs a script without repetition, but for the text of one that the server
-// does not know.
-func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys []string, args ...any) *redis.Cmd {
+// does not know. The keys come first in args.
+func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys int, args ...any) *redis.Cmd {
 	cmd := sc.Command(ctx, false, keys, args...)
 	_ = s.client.Process(ctx, onceCmd{cmd}) // the error is in cmd
 	if script.Missing(cmd.Err()) {
@@ -31,6 +31,19 @@ func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys []stri
 	}
 	return cmd
 }
+
+// textArg is a text as a command's argument that needs no allocation of its own.
+type textArg string
+
+var _ encoding.BinaryMarshaler = (*textArg)(nil)
+
+// MarshalBinary returns the bytes that are sent. They are only read.
+func (a *textArg) MarshalBinary() ([]byte, error) {
+	return unsafe.Slice(unsafe.StringData(string(*a)), len(*a)), nil
+}
+
+// String is for hooks that print commands.
+func (a *textArg) String() string { return string(*a) }
 
 // ownerArg is an owner value as a command's argument, which counts how often it
 // is written to a connection. go-redis repeats commands by itself and tells nobody,

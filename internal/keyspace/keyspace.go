@@ -57,20 +57,32 @@ func Companion(key, suffix string) (string, bool) {
 // Companions are the keys that stand beside a lock, in its slot.
 type Companions struct{ Queue, Waiters, Fence string }
 
+// HasCompanions reports whether key can have companions.
+func HasCompanions(key string) bool {
+	return len(Tag(key)) != len(key) || key != "" && strings.IndexByte(key, '}') < 0
+}
+
 // CompanionsOf returns the companions of key, or false where Companion does. No
 // two keys share a queue: "order:1" and "{order:1}", which share a fence counter
 // (its tokens still grow), would hand each other's waiters the wrong lock.
 func CompanionsOf(key string) (Companions, bool) {
-	fence, ok := Companion(key, "fence")
-	if !ok {
+	if !HasCompanions(key) {
 		return Companions{}, false
 	}
-	base, end := fence[:len(fence)-len("fence")], ""
-	if len(Tag(key)) == len(key)-2 { // all of it is a tag: it looks like one that was wrapped
-		end = "{}"
+	queue, waiters, fence := ":queue", ":waiters", ":fence"
+	var all string // one allocation for all
+	base := len(key)
+	switch tag := len(Tag(key)); tag {
+	case len(key):
+		base += 2
+		all = "{" + key + "}" + queue + "{" + key + "}" + waiters + "{" + key + "}" + fence
+	case len(key) - 2: // all of it is a tag: it looks like a key that was wrapped
+		queue, waiters = ":queue{}", ":waiters{}"
+		fallthrough
+	default:
+		all = key + queue + key + waiters + key + fence
 	}
-	queue, waiters := "queue"+end, "waiters"+end
-	all := base + queue + base + waiters // one allocation for both
-	at := len(base) + len(queue)
-	return Companions{all[:at], all[at:], fence}, true
+	second := base + len(queue)
+	third := second + base + len(waiters)
+	return Companions{all[:second], all[second:third], all[third:]}, true
 }

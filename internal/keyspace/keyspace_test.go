@@ -72,7 +72,10 @@ func TestCompanion(t *testing.T) {
 		t.Run(c.key, func(t *testing.T) {
 			got, ok := Companion(c.key, "fence")
 			require.Equal(t, c.ok, ok)
+			require.Equal(t, c.ok, HasCompanions(c.key))
 			require.Equal(t, c.want, got)
+			all, _ := CompanionsOf(c.key)
+			require.Equal(t, c.want, all.Fence)
 			if ok {
 				require.Equal(t, Slot(c.key), Slot(got))
 			}

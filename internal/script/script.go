@@ -22,10 +22,16 @@ type Evaler interface {
 type Script struct {
 	text string
 	sha  string // empty where SHA-1 may not be computed: the text is sent then
+
+	textArg, shaArg any // the same, as arguments of commands
 }
 
 // New makes a Script of its text.
-func New(text string) *Script { return &Script{text: text, sha: digest(text)} }
+func New(text string) *Script {
+	s := &Script{text: text, sha: digest(text)}
+	s.textArg, s.shaArg = s.text, s.sha
+	return s
+}
 
 // digest names the script as the server does. It secures nothing, but a
 // process under GODEBUG=fips140=only may not compute it: crypto/sha1 panics.
@@ -49,19 +55,17 @@ func (s *Script) Run(ctx context.Context, c Evaler, keys []string, args ...any) 
 	return cmd
 }
 
-// Command returns the command that runs the script by its digest, or by its text.
-func (s *Script) Command(ctx context.Context, text bool, keys []string, args ...any) *redis.Cmd {
-	all := make([]any, 0, 3+len(keys)+len(args))
+// Command returns the command that runs the script by its digest, or by its text. Its
+// keys, the first of which must be a string, come before its other arguments.
+func (s *Script) Command(ctx context.Context, text bool, keys int, args ...any) *redis.Cmd {
+	all := make([]any, 0, 3+len(args))
 	if text || s.sha == "" {
-		all = append(all, "eval", s.text, len(keys))
+		all = append(all, "eval", s.textArg, keys)
 	} else {
-		all = append(all, "evalsha", s.sha, len(keys))
-	}
-	for _, k := range keys {
-		all = append(all, k)
+		all = append(all, "evalsha", s.shaArg, keys)
 	}
 	cmd := redis.NewCmd(ctx, append(all, args...)...)
-	if len(keys) > 0 {
+	if keys > 0 {
 		cmd.SetFirstKeyPos(3)
 	}
 	return cmd
