@@ -74,6 +74,12 @@ func (w *want) confirm(v verdict) error {
 	}
 	k, sent := w.k, clock.Now()
 	limit := min(attemptLimit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	if w.end != 0 {
+		limit = min(limit, w.end.Sub(sent))
+	}
+	if limit <= 0 {
+		return errWaitOver
+	}
 	c := &call{Context: w.ctx, l: w.l, k: k, op: extendOp}
 	c.request.Lease = k.lease()
 	err := c.run(w.ctx.Done(), w.l.closing, limit)
