@@ -3,9 +3,9 @@
 -- ARGV[6i-5] owner value; ARGV[6i-4] its call's number; ARGV[6i-3] TTL in ms; ARGV[6i-2] ms that the place
 -- is kept; ARGV[6i-1] most waiters, 0 any; ARGV[6i] 'lease fencing verb channel' for a hand-over, lease in ms
 -- Returns for each: {1, token} taken; {2, token, PTTL} the owner's already; {0, holder's value, PTTL,
---         waiters before it} queued; {-1, holder's value, PTTL} the queue is full; {-2, text} error.
+--         waiters before it, 1 for any when new} queued; {-1, holder's value, PTTL} the queue is full; {-2, text} error.
 local function full(Q, W, most)
-  if most == 0 or redis.call('ZCARD', Q) < most then return false end
+  if redis.call('ZCARD', Q) < most then return false end
   for _, owner in ipairs(redis.call('ZRANGE', Q, 0, -1)) do
     if not alive(W, owner) then drop(Q, W, owner) end
   end
@@ -33,15 +33,19 @@ local function call(K, Q, W, F, owner, n, ttl, window, most, data)
     drop(Q, W, owner)
     return {1, token}
   end
-  if not redis.call('ZSCORE', Q, owner) then
-    if full(Q, W, most) then return {-1, string.sub(value, 1, 256), redis.call('PTTL', K)} end
-    local last = redis.call('ZRANGE', Q, -1, -1, 'WITHSCORES')[2] or 0
-    redis.call('ZADD', Q, last + 1, owner)
+  if most > 0 and not redis.call('ZSCORE', Q, owner) and full(Q, W, most) then
+    return {-1, string.sub(value, 1, 256), redis.call('PTTL', K)}
   end
-  redis.call('HSET', W, owner, n .. ' ' .. string.format('%.0f', time() + window) .. ' ' .. data)
-  redis.call('PEXPIRE', Q, 5000)
+  local text = string.format('%s %.0f %s', n, time() + window, data)
+  local before = redis.call('HSET', W, owner, text) == 0 and redis.call('ZRANK', Q, owner)
   redis.call('PEXPIRE', W, 5000)
-  return {0, string.sub(value, 1, 256), redis.call('PTTL', K), redis.call('ZRANK', Q, owner)}
+  if not before then -- it is new
+    local last = redis.call('ZRANGE', Q, -1, -1, 'WITHSCORES')
+    redis.call('ZADD', Q, (last[2] or 0) + 1, owner)
+    before = last[1] and 1 or 0
+  end
+  redis.call('PEXPIRE', Q, 5000)
+  return {0, string.sub(value, 1, 256), redis.call('PTTL', K), before}
 end
 local out = {}
 for i = 1, #KEYS / 4 do
