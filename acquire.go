@@ -144,7 +144,9 @@ func (w *want) run(wait bool) (*Lock, error) {
 		err = w.try(false)
 	}
 	if err == nil {
-		w.k.config.acquired(w.k.key, clock.Now().Sub(w.start), w.attempts)
+		if w.k.config.observer.Acquired != nil { // else the time is not needed, which costs
+			w.k.config.acquired(w.k.key, clock.Now().Sub(w.start), w.attempts)
+		}
 		return w.k, nil
 	}
 	w.l.mu.Lock()

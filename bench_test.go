@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -75,6 +76,92 @@ func benchCycle(b *testing.B, c redis.UniversalClient) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkCycleParallel has goroutines that take and give back keys of their own, next
+// to the same two commands through bare go-redis, for a few milliseconds in turn: what
+// else the machine does then hits both. One iteration is one turn of each.
+func BenchmarkCycleParallel(b *testing.B) {
+	s := redistest.Start(b)
+	for _, n := range []int{1, 8, 64, 512} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) { benchParallel(b, s, n) })
+	}
+}
+
+func benchParallel(b *testing.B, s *redistest.Server, n int) {
+	ctx := context.Background()
+	c := s.Client()
+	release := script.New(lua.Release)
+	release.ByText(ctx, c, []string{"k"}, "x")
+	l, err := New(s.Client())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	bare := &turns{cycle: func(key string) error {
+		if ok, err := c.SetNX(ctx, key, "owner", 30001*time.Millisecond).Result(); !ok || err != nil {
+			return fmt.Errorf("SET: %v %w", ok, err)
+		}
+		return release.Run(ctx, c, []string{key}, "owner").Err()
+	}}
+	holdfast := &turns{cycle: func(key string) error {
+		k, err := l.Acquire(ctx, key)
+		if err != nil {
+			return err
+		}
+		return k.Release()
+	}}
+	bare.run(b, n)
+	holdfast.run(b, n)
+	*bare, *holdfast = turns{cycle: bare.cycle}, turns{cycle: holdfast.cycle} // they were warm-up
+	var ratios []float64
+	for b.Loop() {
+		ratios = append(ratios, holdfast.run(b, n)/bare.run(b, n))
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ratios[len(ratios)/2], "rate-ratio")
+	for name, t := range map[string]*turns{"bare": bare, "holdfast": holdfast} {
+		slices.Sort(t.times)
+		b.ReportMetric(float64(len(t.times))/t.took.Seconds(), name+"-cycles/s")
+		b.ReportMetric(float64(t.times[len(t.times)/2].Microseconds()), name+"-µs-p50")
+		b.ReportMetric(float64(t.times[len(t.times)*99/100].Microseconds()), name+"-µs-p99")
+	}
+}
+
+// turns is one side of the comparison.
+type turns struct {
+	cycle func(key string) error
+	times []time.Duration // of each cycle
+	took  time.Duration
+}
+
+// run has n goroutines run cycles for a while, and returns how many there were in a
+// second.
+func (t *turns) run(b *testing.B, n int) float64 {
+	const turn = 30 * time.Millisecond
+	times := make([][]time.Duration, n)
+	start := time.Now()
+	var wg sync.WaitGroup
+	for i := range times {
+		wg.Go(func() {
+			key := fmt.Sprint("k", i)
+			for before := time.Now(); before.Sub(start) < turn; {
+				if err := t.cycle(key); err != nil {
+					b.Error(err)
+					return
+				}
+				now := time.Now()
+				times[i] = append(times[i], now.Sub(before))
+				before = now
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	all := slices.Concat(times...)
+	t.times, t.took = append(t.times, all...), t.took+took
+	return float64(len(all)) / took.Seconds()
 }
 
 const (

@@ -66,6 +66,12 @@ type waiter struct {
 	answered chan struct{} // one element
 	done     chan struct{} // closed when a call is abandoned, and then not reused
 	timer    *time.Timer
+
+	// fly is the goroutine that sends the command of call on lane. It is kept
+	// because making it allocates.
+	fly  func()
+	lane *lane
+	call *call
 }
 
 // States of a call. Whoever changes running decides who deals with the result.
@@ -84,11 +90,12 @@ const (
 	extendOp
 )
 
-// call is one request to the store, on a goroutine of its own: clients may not
-// heed contexts (go-redis does not apply them to its sockets by default), and
-// our calls come back within their own bounds all the same. It is the context
-// that the request gets. A context that is kept beyond its call may end at any
-// time.
+// call is one request to the store. Clients may not heed contexts (go-redis does not
+// apply them to its sockets by default), and our calls come back within their own
+// bounds all the same: either the store is asked on a goroutine of its own, or it
+// sends through a pipeline and nothing else, where await keeps the bounds. It is the
+// context that the request gets. A context that is kept beyond its call may end at
+// any time.
 //
 // Invariant: its result is taken exactly once, by the caller (answered) or by
 // late (abandoned).
@@ -103,6 +110,13 @@ type call struct {
 	state           atomic.Int32
 	grant           Grant
 	err             error
+
+	waiter        *waiter
+	piped         bool // it has no goroutine
+	limit         time.Duration
+	stop, closing <-chan struct{}
+	gaveUp        error // why await did
+	passage
 }
 
 func (c *call) Deadline() (time.Time, bool) { return c.deadline, true }
@@ -124,23 +138,24 @@ func (c *call) run(stop, closing <-chan struct{}, limit time.Duration) error {
 	l := c.l
 	w := l.waiters.get(limit)
 	c.deadline, c.done = time.Now().Add(limit), w.done
-	l.group.add()
-	go c.send(w.answered) // ends with the store's answer: at the latest by the client's own timeouts
-	var err error
-	select {
-	case <-w.answered:
+	c.waiter, c.limit, c.stop, c.closing = w, limit, stop, closing
+	if s, ok := l.store.Store.(*redisStore); ok && s.piped(&c.request) {
+		c.piped = true
+		if c.ask(); c.gaveUp != nil {
+			return c.gaveUp
+		}
 		l.waiters.put(w)
 		return c.err
-	case <-w.timer.C:
-		err = &noAnswerError{limit}
-	case <-stop:
-		err = errInterrupted
-	case <-closing:
-		err = errInterrupted
+	}
+	l.group.add()
+	go c.send() // ends with the store's answer: at the latest by the client's own timeouts
+	err := c.wait()
+	if err == nil {
+		l.waiters.put(w)
+		return c.err
 	}
 	if c.state.CompareAndSwap(running, abandoned) {
-		close(w.done)
-		w.timer.Stop()
+		c.abandon()
 		return err
 	}
 	<-w.answered // the answer came at the same moment, and it counts
@@ -148,9 +163,41 @@ func (c *call) run(stop, closing <-chan struct{}, limit time.Duration) error {
 	return c.err
 }
 
-// send is the call's goroutine.
-func (c *call) send(reply chan<- struct{}) {
-	defer c.l.group.done()
+// wait waits for the answer, and returns an error when it is time to give up.
+func (c *call) wait() error {
+	select {
+	case <-c.waiter.answered:
+		return nil
+	case <-c.waiter.timer.C:
+		return &noAnswerError{c.limit}
+	case <-c.stop:
+	case <-c.closing:
+	}
+	return errInterrupted
+}
+
+func (c *call) abandon() {
+	close(c.waiter.done)
+	c.waiter.timer.Stop()
+}
+
+// await waits until c's command on ln is answered, or returns an error for c itself.
+func (c *call) await(ln *lane) error {
+	err := c.wait()
+	if err == nil {
+		return nil
+	}
+	if !ln.leave(c) {
+		<-c.waiter.answered // the answer came at the same moment, and it counts
+		return nil
+	}
+	c.gaveUp = err
+	c.abandon()
+	return err
+}
+
+// ask asks the store.
+func (c *call) ask() {
 	switch c.op {
 	case acquireOp:
 		c.grant, c.err = c.l.store.Acquire(c, c.request)
@@ -159,22 +206,30 @@ func (c *call) send(reply chan<- struct{}) {
 	case extendOp:
 		c.err = c.l.store.Extend(c, c.request.Lease)
 	}
-	if c.state.CompareAndSwap(running, answered) {
-		reply <- struct{}{}
-		return
-	}
-	if c.k != nil {
-		c.late()
-	}
 }
 
-// late deals with an answer that its caller had given up on. A grant or a longer
-// lease that nobody wants is settled. If the acquisition is still under way or has
-// been granted since, what is open will be settled when it ends.
-func (c *call) late() {
+// send is the goroutine of a call that has one.
+func (c *call) send() {
+	defer c.l.group.done()
+	c.ask()
+	if c.state.CompareAndSwap(running, answered) {
+		c.waiter.answered <- struct{}{}
+		return
+	}
+	c.late(c.err)
+}
+
+// late deals with an answer that its caller had given up on, or with that to one of
+// its commands. A grant or a longer lease that nobody wants is settled. If the
+// acquisition is still under way or has been granted since, what is open will be
+// settled when it ends.
+func (c *call) late(err error) {
+	if c.op == releaseOp && err == nil && c.l.line.store != nil {
+		c.l.callAll(c.request.Key) // it may have handed the lock to one of us
+	}
 	var held *HeldError
-	unwanted := c.op == acquireOp && !errors.As(c.err, &held) || c.op == extendOp && c.err == nil
-	if !unwanted {
+	unwanted := c.op == acquireOp && !errors.As(err, &held) || c.op == extendOp && err == nil
+	if !unwanted || c.k == nil {
 		return
 	}
 	c.l.mu.Lock()
@@ -210,14 +265,17 @@ func (p *waiterPool) get(limit time.Duration) *waiter {
 		return w
 	}
 	p.mu.Unlock()
-	return &waiter{
+	w := &waiter{
 		answered: make(chan struct{}, 1), done: make(chan struct{}), timer: time.NewTimer(limit),
 	}
+	w.fly = func() { w.lane.fly(&w.call.l.group, w.call, nil) }
+	return w
 }
 
 // put takes w back, after its call was answered.
 func (p *waiterPool) put(w *waiter) {
 	w.timer.Stop()
+	w.call = nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.idle) < maxIdle {

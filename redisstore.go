@@ -30,6 +30,7 @@ var (
 type redisStore struct {
 	client redis.UniversalClient
 	traits clientTraits
+	sender commander   // of the single commands of locks: a pipeline, or the client
 	ready  atomic.Bool // scripts have been seen to run
 	ears   ears
 }
@@ -38,9 +39,21 @@ func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, invalid("nil client")
 	}
-	s := &redisStore{client: client, traits: traitsOf(client)}
+	s := &redisStore{client: client, traits: traitsOf(client), sender: client}
+	// Of several servers one that hangs must not delay commands for others, and of a
+	// wrapper nothing is known: there each command goes by itself.
+	if c, ok := client.(*redis.Client); ok {
+		s.sender = newPipeline(c)
+	}
 	s.ears.init(s)
 	return s, nil
+}
+
+// piped reports whether r, and every Release and Extend, sends through a pipeline and
+// waits for nothing else.
+func (s *redisStore) piped(r *Request) bool {
+	_, ok := s.sender.(*pipeline)
+	return ok && r.Replicas == 0
 }
 
 // Acquire sends SET NX PX. Only if that is refused, or was a moment ago, a script
@@ -56,7 +69,7 @@ func (s *redisStore) Acquire(ctx context.Context, r Request) (Grant, error) {
 	if r.Replicas > 0 {
 		return s.acquireReplicated(ctx, r)
 	}
-	grant, _, err := s.attempt(ctx, s.client, r)
+	grant, _, err := s.attempt(ctx, s.sender, r)
 	return grant, err
 }
 
@@ -66,14 +79,22 @@ type commander interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
+// process sends cmd. After an error cmd may still be under way: look at the error only.
+func process(ctx context.Context, c commander, cmd redis.Cmder) error {
+	err := c.Process(ctx, cmd)
+	if err == nil {
+		err = cmd.Err() // wrappers may return nothing
+	}
+	return err
+}
+
 // attempt takes the lock. ours says that an earlier try of the same owner had.
 func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant Grant, ours bool, err error) {
 	repeated := false
 	if !r.Fencing && !r.Contended {
 		owner := &ownerArg{owner: r.Owner}
 		cmd := redis.NewBoolCmd(ctx, "set", r.Key, owner, "nx", "px", millis(r.TTL))
-		_ = c.Process(ctx, cmd) // the error is in cmd
-		if taken, err := cmd.Result(); taken || err != nil {
+		if err := process(ctx, c, cmd); err != nil || cmd.Val() {
 			return Grant{Repeated: owner.repeated()}, false, s.wrap(err, false)
 		}
 		if repeated = owner.repeated(); r.Queues && !repeated {
@@ -95,9 +116,7 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	}
 	var room releaseRoom
 	keys, args := s.releaseArgs(l, &room)
-	cmd := releaseScript.Command(ctx, true, keys, args...)
-	_ = s.client.Process(ctx, cmd) // the error is in cmd
-	if err := cmd.Err(); err != nil {
+	if err := process(ctx, s.sender, releaseScript.Command(ctx, true, keys, args...)); err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
 			return fmt.Errorf("checking that the server runs the scripts of locks: %w", err)
 		}

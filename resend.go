@@ -24,10 +24,13 @@ func (onceCmd) NoRetry() bool { return true }
 // does not know. The keys come first in args.
 func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys int, args ...any) *redis.Cmd {
 	cmd := sc.Command(ctx, false, keys, args...)
-	_ = s.client.Process(ctx, onceCmd{cmd}) // the error is in cmd
-	if script.Missing(cmd.Err()) {
+	err := process(ctx, s.sender, onceCmd{cmd})
+	if script.Missing(err) {
 		cmd = sc.Command(ctx, true, keys, args...)
-		_ = s.client.Process(ctx, onceCmd{cmd})
+		err = process(ctx, s.sender, onceCmd{cmd})
+	}
+	if err != nil {
+		return failedCmd(ctx, err)
 	}
 	return cmd
 }
