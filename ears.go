@@ -73,6 +73,7 @@ type ear struct {
 	sharded bool
 	todo    []tuneOp // in order, by one goroutine at a time
 	working bool
+	heard   bool          // the first of todo is done, and somebody listens
 	count   int           // channels
 	closed  bool          // nobody listens any more
 	end     chan struct{} // closed with it
@@ -199,7 +200,6 @@ func (e *ears) look(t *tuned, channel string) {
 	if r == nil {
 		r = &ear{server: server, ps: client.Subscribe(context.Background()), sharded: sharded, end: make(chan struct{})} // sends nothing yet
 		e.ears[server] = r
-		e.start(func() { e.listen(r) }) // ended by shut
 	}
 	t.ear = r
 	r.count++
@@ -224,7 +224,11 @@ func (e *ears) work(r *ear) {
 		r.todo = nil
 		if len(todo) == 0 || r.closed {
 			r.working = false
+			closed := r.closed
 			e.mu.Unlock()
+			if closed {
+				r.close()
+			}
 			return
 		}
 		e.mu.Unlock()
@@ -242,5 +246,14 @@ func (e *ears) work(r *ear) {
 				}
 			})
 		}
+		e.mu.Lock()
+		if !r.heard && !r.closed {
+			r.heard = true
+			e.start(func() { e.listen(r) }) // ended by shut
+		}
+		e.mu.Unlock()
 	}
 }
+
+// close closes the connection, which ends listening.
+func (r *ear) close() { _ = contain(func() { _ = r.ps.Close() }) }

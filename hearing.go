@@ -116,7 +116,9 @@ func (e *ears) shut(r *ear) {
 			t.ear = nil
 		}
 	}
-	e.start(func() { _ = contain(func() { _ = r.ps.Close() }) }) // waits for what is being sent
+	if !r.working { // else who is at it closes it, and does not make us wait
+		e.start(r.close) // ends at once
+	}
 }
 
 // missed counts grants whose message did not come. A connection can be broken

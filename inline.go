@@ -15,7 +15,8 @@ func (w *want) waitInLine() error {
 	l.mu.Unlock()
 	if !crowded {
 		w.queues = true
-		if err := w.try(false); err == nil || !w.again(err) {
+		err := w.try(false)
+		if err == nil || !w.again(err) || w.end != 0 && clock.Now() >= w.end {
 			return err
 		}
 		w.queues = false
