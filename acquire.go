@@ -73,7 +73,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 		cfg.refused(key, err)
 		return nil, err
 	}
-	w := want{l: l, ctx: ctx, k: k, start: clock.Now()}
+	w := want{l: l, ctx: ctx, k: k, start: clock.Early()}
 	if wait && cfg.wait > 0 {
 		w.end = capAt(w.start, cfg.wait)
 	}
@@ -192,7 +192,7 @@ func (w *want) report(err error) error {
 // watchdog's care.
 func (w *want) try(contended bool) error {
 	l, k := w.l, w.k
-	sent := clock.Now()
+	sent := clock.Early()
 	limit := attemptLimit
 	if k.config.replicas > 0 {
 		limit += k.config.replicaLimit

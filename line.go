@@ -114,7 +114,7 @@ func (n *line) crowd(key string) *crowd {
 // free lock first is a command for nothing.
 func (n *line) crowded(key string) bool {
 	c := n.crowd(key)
-	return c.key == key && clock.Now() < c.until
+	return c.key == key && clock.Early() < c.until
 }
 
 // crowdIs notes that several want key.

@@ -44,7 +44,7 @@ func (k *Lock) Release() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
 	}
-	now := clock.Now()
+	now := clock.Early()
 	return k.release(now.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(now)))))
 }
 
@@ -86,7 +86,7 @@ func (k *Lock) release(end clock.Instant) error {
 // give sends the release and keeps its outcome.
 func (l *Locker) give(k *Lock, end clock.Instant) error {
 	err := l.askRelease(k, end)
-	now := clock.Now()
+	now := clock.Early()
 	l.mu.Lock()
 	if err != nil && k.giving.behind { // it came first, and has deleted what was ours
 		err = nil
@@ -146,7 +146,7 @@ func (l *Locker) askRelease(k *Lock, end clock.Instant) error {
 	lease.Keep = k.keep()
 	l.mu.Unlock()
 	for n := 1; ; n++ {
-		left := end.Sub(clock.Now())
+		left := end.Sub(clock.Early())
 		// A third of what is left: one lost reply must not cost the whole time.
 		limit := min(left, max(left/3, releaseLeast))
 		c := &call{Context: k.ctx.Context, l: l, op: releaseOp} // its values, not its end

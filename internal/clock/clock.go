@@ -7,7 +7,10 @@
 // jump of the wall clock is the hint of a suspension.
 package clock
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Instant is a moment on the elapsed-time clock, in nanoseconds. Only
 // differences mean something, within one process. The zero Instant is earlier
@@ -17,18 +20,41 @@ type Instant int64
 var (
 	base     = time.Now()
 	baseBoot = sinceBoot()
+
+	// asleep is at most the time that the machine has been suspended since base.
+	asleep atomic.Int64
 )
 
 // Now returns the current moment. It is safe for concurrent use.
 func Now() Instant {
+	boot := sinceBoot() - baseBoot // before the other clock: see below
 	now := time.Now()
-	if now == now.Round(0) {
-		// No monotonic reading: the virtual time of a testing/synctest bubble,
-		// where real time must not count.
+	if virtual(now) {
 		return Instant(now.UnixNano())
 	}
-	return Instant(max(now.Sub(base), sinceBoot()-baseBoot)) + 1
+	run := now.Sub(base)
+	// Were it read afterwards, the time in between would count as suspension.
+	if slept := boot - run; slept > time.Duration(asleep.Load())+time.Millisecond { // else it is the noise of two clocks
+		asleep.Store(int64(slept)) // of two at once the smaller may stay, until the next call
+	}
+	return Instant(max(run, boot)) + 1
 }
+
+// Early returns a moment that is not later than now, and earlier only by a
+// suspension that no call of Now has seen yet, or a millisecond. It costs no system call. It is good
+// for the moment before a command is sent, not for the question whether a lease has
+// ended.
+func Early() Instant {
+	now := time.Now()
+	if virtual(now) {
+		return Instant(now.UnixNano())
+	}
+	return Instant(now.Sub(base)+time.Duration(asleep.Load())) + 1
+}
+
+// virtual reports whether now is of a testing/synctest bubble, where real time must
+// not count: it has no monotonic reading.
+func virtual(now time.Time) bool { return now == now.Round(0) }
 
 // Add returns the moment d later.
 func (i Instant) Add(d time.Duration) Instant { return i + Instant(d) }

@@ -32,3 +32,25 @@ func BenchmarkNow(b *testing.B) {
 		Now()
 	}
 }
+
+// Early is not later than Now, and follows it.
+func TestEarly(t *testing.T) {
+	for range 10000 {
+		before := Now()
+		early := Early()
+		after := Now()
+		require.LessOrEqual(t, early, after)
+		require.GreaterOrEqual(t, early, before-Instant(time.Millisecond))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		require.Equal(t, Now(), Early())
+		time.Sleep(time.Hour)
+		require.Equal(t, Now(), Early())
+	})
+}
+
+func BenchmarkEarly(b *testing.B) {
+	for b.Loop() {
+		Early()
+	}
+}
