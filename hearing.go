@@ -77,8 +77,6 @@ func (e *ears) failed(r *ear, err error) bool {
 	case says(text, "CROSSSLOT"): // the client has subscribed again to channels of several slots at once
 	case e.final(err):
 		e.deaf = clock.Now().Add(deafFor)
-	case !r.sharded:
-		return false // it passes
 	}
 	e.shut(r)
 	return true

@@ -162,7 +162,8 @@ func (s *spot) claim() time.Duration { return min(s.k.config.ttl, maxClaim) }
 
 // window is how long the place is kept without a call. It should not be above the
 // claim, so that of waiters which died together one costs the others time; for very
-// short leases it is: they then cost the window and one claim together, at most.
+// short leases it is: they then cost the window, one claim and one call together, at
+// most.
 func (s *spot) window() time.Duration { return max(s.claim(), leastWindow) }
 
 // enterLine makes the first call of a stay in the queue.

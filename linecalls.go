@@ -19,16 +19,17 @@ func (l *Locker) dueCalls(now clock.Instant) (batches [][]*spot) {
 		if s.at.Add(-early) > now {
 			break
 		}
+		n := len(batches)
+		busy := s.flights >= maxFlights // their answers, or their ends, come first
+		if !busy && (n == 0 || len(batches[n-1]) == maxLineCalls) && d.calls >= d.mostCalls() {
+			break
+		}
 		s.at = now.Add(s.window() / 3) // for the case that no answer comes
 		d.beats.moved(s)
-		if s.flights >= maxFlights { // their answers, or their ends, come first
+		if busy {
 			continue
 		}
-		n := len(batches)
 		if n == 0 || len(batches[n-1]) == maxLineCalls {
-			if d.calls >= d.mostCalls() {
-				break
-			}
 			d.calls++
 			batches, n = append(batches, nil), n+1
 		}

@@ -13,6 +13,9 @@ func TestMain(m *testing.M) {
 		"killed": childKilled,
 		"fips":   childFIPS,
 		"job":    childJob,
+
+		"line-one":   childLine,
+		"line-crowd": childCrowd,
 	})
 	leaktest.Main(m)
 }

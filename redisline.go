@@ -38,6 +38,9 @@ func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
 	var room releaseRoom
 	keys, args := s.releaseArgs(l, &room)
 	reply, err := s.runOnce(ctx, releaseScript, keys, args...).Result()
+	if keys > 1 && isSplit(err) {
+		reply, err = s.runOnce(ctx, releaseScript, 1, alone(args, keys)...).Result()
+	}
 	if err != nil {
 		return nil, s.wrap(err, true)
 	}
@@ -65,6 +68,12 @@ func (s *redisStore) releaseArgs(l Lease, room *releaseRoom) (keys int, args []a
 	}
 	return keys, args
 }
+
+// alone takes the companions out of the arguments of a script. While a slot moves, a
+// server refuses a script some of whose keys it does not have, because they may be
+// where the others went; companions mostly are nowhere. One key is never refused. Then
+// nobody is handed the lock: those who wait find it free by their calls.
+func alone(args []any, keys int) []any { return append(args[:1], args[keys:]...) }
 
 // appendKeys appends a key and, if it can have them, its companions.
 func appendKeys(args []any, key string) []any {
@@ -120,6 +129,8 @@ func (w *lineBatch) send(ctx context.Context, groups [][]int) {
 			again = append(again, groups[i])
 		case len(groups[i]) > 1 && w.s.isForOne(err):
 			again = append(again, singles(groups[i])...)
+		case isSplit(err) && !w.calls[groups[i][0]].fencing:
+			w.takeAlone(ctx, groups[i][0])
 		default:
 			w.scatter(cmd, groups[i])
 		}
@@ -133,6 +144,21 @@ func (w *lineBatch) send(ctx context.Context, groups [][]int) {
 		for i, cmd := range w.pipe(ctx, again, true) {
 			w.scatter(cmd, again[i])
 		}
+	}
+}
+
+// takeAlone takes the lock if it is free, in a slot that is moving: without a place in
+// the queue, so the answer that it is held is an error that passes.
+func (w *lineBatch) takeAlone(ctx context.Context, at int) {
+	c, a := &w.calls[at], &w.answers[at]
+	r := Request{Lease: c.Lease}
+	grant, _, err := w.s.take(r, acquireScript.Run(ctx, w.s.client, []string{c.Key}, &w.owners[at], millis(c.TTL)))
+	if a.err = err; err == nil {
+		a.grant = &grant
+	}
+	var held *HeldError
+	if errors.As(err, &held) {
+		a.err = fmt.Errorf("the slot of the key is moving: %w", errors.New(held.Error()))
 	}
 }
 

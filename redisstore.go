@@ -116,7 +116,11 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	}
 	var room releaseRoom
 	keys, args := s.releaseArgs(l, &room)
-	if err := process(ctx, s.sender, releaseScript.Command(ctx, true, keys, args...)); err != nil {
+	err := process(ctx, s.sender, releaseScript.Command(ctx, true, keys, args...))
+	if keys > 1 && isSplit(err) {
+		err = process(ctx, s.sender, releaseScript.Command(ctx, true, 1, alone(args, keys)...))
+	}
+	if err != nil {
 		if err = s.wrap(err, false); isFinal(err) {
 			return fmt.Errorf("checking that the server runs the scripts of locks: %w", err)
 		}

@@ -182,6 +182,17 @@ func (l *Locker) sendRelease(ctx context.Context, lease Lease) error {
 	return err
 }
 
+// forgives reports whether an answer "not yours" to a release is what an earlier try
+// of it has done, whose answer never came: nobody else can have ended a lease that is
+// still valid. That try may have handed the lock on. l.mu is held.
+func (k *Lock) forgives(lost *LostError) bool {
+	if !k.giving.unsure || k.giving.taken || clock.Now() >= k.validUntil() {
+		return false
+	}
+	handed := k.l.line.store != nil && k.l.line.store.hasLine(k.full)
+	return lost.Reason == LostGone || lost.Reason == LostTaken && handed
+}
+
 // keep is what is left of the least time that the key is to stay.
 func (k *Lock) keep() time.Duration {
 	if k.since == 0 || k.config.minHold == 0 {
@@ -195,9 +206,9 @@ func (k *Lock) keep() time.Duration {
 func (l *Locker) settled(k *Lock, lost *LostError, unsure bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if lost != nil {
+	k.giving.unsure = k.giving.unsure || unsure
+	if lost != nil && !k.forgives(lost) {
 		k.giving.taken = lost.Reason == LostTaken
-		k.giving.unsure = k.giving.unsure || unsure
 		return
 	}
 	k.giving.behind, k.stage = true, gone
@@ -223,8 +234,7 @@ func (k *Lock) knownLost() *LostError {
 	return nil
 }
 
-// released reads the answer to a try that failed. Absent counts as released if an earlier
-// try may have deleted the key and its lease cannot have ended by itself.
+// released reads the answer to a try that failed.
 func (k *Lock) released(err error) error {
 	k.l.mu.Lock()
 	defer k.l.mu.Unlock()
@@ -234,7 +244,7 @@ func (k *Lock) released(err error) error {
 		k.giving.unsure = k.giving.unsure || !refused
 		return err
 	}
-	if lost.Reason == LostGone && k.giving.unsure && !k.giving.taken && clock.Now() < k.validUntil() {
+	if k.forgives(lost) {
 		return nil
 	}
 	return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}

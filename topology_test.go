@@ -232,10 +232,10 @@ func TestSlotMoves(t *testing.T) {
 		})
 	}
 	for range 3 {
-		before := cycles.Load()
 		set.MoveSlot(slot, (home+1)%3)
 		calm()
 		set.BeginMove(slot, home)
+		before := cycles.Load()
 		redistest.Eventually(t, 10*time.Second, "cycles in a slot that is moving", func() bool {
 			return cycles.Load() > before+10
 		})
