@@ -28,7 +28,7 @@ func aclUser(t *testing.T, s *redistest.Server, rules ...string) *redis.Client {
 
 // documentedRights are those that README names for the default path.
 var documentedRights = []string{
-	"~locks:*", "~{locks:*", "&holdfast:*", "+set", "+get", "+pttl", "+pexpire", "+del", "+eval", "+evalsha", "+time",
+	"~locks:*", "~{locks:*", "&holdfast:*", "+set", "+get", "+pttl", "+pexpire", "+del", "+eval", "+evalsha", "+time", "+exists",
 	"+zadd", "+zcard", "+zpopmin", "+zrange", "+zrank", "+zrem", "+zscore", "+hget", "+hset", "+hdel", "+publish", "+subscribe",
 }
 

@@ -13,6 +13,9 @@ var (
 	//go:embed queue.lua
 	queue string
 
+	//go:embed free.lua
+	free string
+
 	//go:embed release.lua
 	release string
 
@@ -21,7 +24,7 @@ var (
 
 	// Release gives a lock up if it is the caller's: hands it over to the first who
 	// waits, or deletes it.
-	Release = queue + release
+	Release = free + queue + release
 
 	// Wait takes or keeps the places of many waiters, or the lock.
 	Wait = queue + wait
