@@ -209,7 +209,7 @@ func (w *want) try(contended bool) error {
 		Lease: k.lease(), Contended: contended, Queues: w.queues, Fencing: k.config.fencing,
 		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
 	}}
-	err := c.run(w.ctx.Done(), l.closing, limit)
+	err := c.run(w.ctx.Done(), true, limit)
 	if err == nil {
 		err = l.grant(w.ctx, k, c.grant, sent, w.unknown || c.grant.Repeated)
 	}

@@ -60,20 +60,6 @@ func (g *group) wait(limit time.Duration) {
 	}
 }
 
-// waiter is what a caller needs to wait for a call. It is reused after a call
-// that was answered.
-type waiter struct {
-	answered chan struct{} // one element
-	done     chan struct{} // closed when a call is abandoned, and then not reused
-	timer    *time.Timer
-
-	// fly is the goroutine that sends the command of call on lane. It is kept
-	// because making it allocates.
-	fly  func()
-	lane *lane
-	call *call
-}
-
 // States of a call. Whoever changes running decides who deals with the result.
 const (
 	running int32 = iota
@@ -111,11 +97,11 @@ type call struct {
 	grant           Grant
 	err             error
 
-	waiter        *waiter
-	piped         bool // it has no goroutine
-	limit         time.Duration
-	stop, closing <-chan struct{}
-	gaveUp        error // why await did
+	waiter *waiter
+	piped  bool // it has no goroutine
+	limit  time.Duration
+	stop   <-chan struct{}
+	gaveUp error // why await did
 	passage
 }
 
@@ -131,14 +117,14 @@ func (c *call) Err() error {
 	}
 }
 
-// run sends the request and returns its error; or it gives up after limit, or
-// when stop or closing is closed, and returns an error of its own. Then late gets
-// the result, if and when the store returns.
-func (c *call) run(stop, closing <-chan struct{}, limit time.Duration) error {
+// run sends the request and returns its error; or it gives up after limit, or when
+// stop is closed, or, if it may, when the Locker is being closed, and returns an error
+// of its own. Then late gets the result, if and when the store returns.
+func (c *call) run(stop <-chan struct{}, closes bool, limit time.Duration) error {
 	l := c.l
-	w := l.waiters.get(limit)
-	c.deadline, c.done = time.Now().Add(limit), w.done
-	c.waiter, c.limit, c.stop, c.closing = w, limit, stop, closing
+	w := l.waiters.get(limit, closes)
+	c.deadline, c.done = w.deadline, w.done
+	c.waiter, c.limit, c.stop = w, limit, stop
 	if s, ok := l.store.Store.(*redisStore); ok && s.piped(&c.request) {
 		c.piped = true
 		if c.ask(); c.gaveUp != nil {
@@ -158,27 +144,35 @@ func (c *call) run(stop, closing <-chan struct{}, limit time.Duration) error {
 		c.abandon()
 		return err
 	}
-	<-w.answered // the answer came at the same moment, and it counts
+	w.awaitAnswer() // it came at the same moment, and it counts
 	l.waiters.put(w)
 	return c.err
 }
 
 // wait waits for the answer, and returns an error when it is time to give up.
 func (c *call) wait() error {
-	select {
-	case <-c.waiter.answered:
+	var got signal
+	if c.stop == nil {
+		got = <-c.waiter.signals
+	} else {
+		select {
+		case got = <-c.waiter.signals:
+		case <-c.stop:
+			return errInterrupted
+		}
+	}
+	switch got {
+	case answerCame:
 		return nil
-	case <-c.waiter.timer.C:
+	case timeIsUp:
 		return &noAnswerError{c.limit}
-	case <-c.stop:
-	case <-c.closing:
 	}
 	return errInterrupted
 }
 
 func (c *call) abandon() {
 	close(c.waiter.done)
-	c.waiter.timer.Stop()
+	c.l.waiters.drop(c.waiter)
 }
 
 // await waits until c's command on ln is answered, or returns an error for c itself.
@@ -188,7 +182,7 @@ func (c *call) await(ln *lane) error {
 		return nil
 	}
 	if !ln.leave(c) {
-		<-c.waiter.answered // the answer came at the same moment, and it counts
+		c.waiter.awaitAnswer() // it came at the same moment, and it counts
 		return nil
 	}
 	c.gaveUp = err
@@ -213,7 +207,7 @@ func (c *call) send() {
 	defer c.l.group.done()
 	c.ask()
 	if c.state.CompareAndSwap(running, answered) {
-		c.waiter.answered <- struct{}{}
+		c.waiter.signals <- answerCame
 		return
 	}
 	c.late(c.err)
@@ -242,43 +236,5 @@ func (c *call) late(err error) {
 	c.l.mu.Unlock()
 	if open {
 		c.l.settler.add(c.k, false)
-	}
-}
-
-// waiterPool keeps waiters for reuse. It belongs to a Locker: what a testing/
-// synctest bubble has made must stay in it.
-type waiterPool struct {
-	mu   sync.Mutex
-	idle []*waiter
-}
-
-// maxIdle is how many waiters are kept.
-const maxIdle = 64
-
-func (p *waiterPool) get(limit time.Duration) *waiter {
-	p.mu.Lock()
-	if last := len(p.idle) - 1; last >= 0 {
-		w := p.idle[last]
-		p.idle = p.idle[:last]
-		p.mu.Unlock()
-		w.timer.Reset(limit)
-		return w
-	}
-	p.mu.Unlock()
-	w := &waiter{
-		answered: make(chan struct{}, 1), done: make(chan struct{}), timer: time.NewTimer(limit),
-	}
-	w.fly = func() { w.lane.fly(&w.call.l.group, w.call, nil) }
-	return w
-}
-
-// put takes w back, after its call was answered.
-func (p *waiterPool) put(w *waiter) {
-	w.timer.Stop()
-	w.call = nil
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.idle) < maxIdle {
-		p.idle = append(p.idle, w)
 	}
 }

@@ -130,7 +130,7 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 
 	c := &call{Context: ctx, l: l, k: k, op: extendOp}
 	c.request.Lease = Lease{Key: k.full, Owner: k.owner, TTL: ttl}
-	err := c.run(ctx.Done(), nil, max(limit, time.Millisecond))
+	err := c.run(ctx.Done(), false, max(limit, time.Millisecond))
 	lost, err := l.extended(k, before, ttl, sent, err)
 	if lost != nil {
 		l.lose(k, lost)

@@ -83,7 +83,7 @@ func (w *want) confirm(v verdict) error {
 	}
 	c := &call{Context: w.ctx, l: w.l, k: k, op: extendOp}
 	c.request.Lease = k.lease()
-	err := c.run(w.ctx.Done(), w.l.closing, limit)
+	err := c.run(w.ctx.Done(), true, limit)
 	var lost *LostError
 	if errors.As(err, &lost) {
 		return &HeldError{Key: k.key} // it has ended before: back to the queue

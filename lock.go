@@ -306,6 +306,7 @@ func (l *Locker) Close() error {
 	}
 	start := clock.Now()
 	close(l.closing)
+	l.waiters.interrupt()
 	l.cancel() // renewals under way serve nobody now
 	// A lock whose parent context has ended is not held any more: its key stays
 	// for those who still clean up under it.

@@ -378,7 +378,7 @@ func (ln *lane) tell(calls ...*call) {
 	ln.mu.Unlock()
 	for _, c := range calls {
 		if !slices.Contains(late, c) {
-			c.waiter.answered <- struct{}{}
+			c.waiter.signals <- answerCame
 		}
 	}
 	for _, c := range late {

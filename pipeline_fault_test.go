@@ -20,7 +20,7 @@ func ask(l *Locker, op operation, locks []*Lock, limit time.Duration) []error {
 	together(len(locks), func(i int) {
 		c := &call{Context: context.Background(), l: l, op: op}
 		c.request.Lease = locks[i].lease()
-		errs[i] = c.run(nil, nil, limit)
+		errs[i] = c.run(nil, false, limit)
 	})
 	return errs
 }

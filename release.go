@@ -76,16 +76,17 @@ func (k *Lock) release(end clock.Instant) error {
 	}
 	k.giving.busy, k.giving.err = true, nil
 	stopped := l.drop(k, over)
+	lease := k.lease()
 	l.mu.Unlock()
 	if stopped {
 		k.cancel(ErrReleased)
 	}
-	return l.give(k, end)
+	return l.give(k, lease, end)
 }
 
 // give sends the release and keeps its outcome.
-func (l *Locker) give(k *Lock, end clock.Instant) error {
-	err := l.askRelease(k, end)
+func (l *Locker) give(k *Lock, lease Lease, end clock.Instant) error {
+	err := l.askRelease(k, lease, end)
 	now := clock.Early()
 	l.mu.Lock()
 	if err != nil && k.giving.behind { // it came first, and has deleted what was ours
@@ -94,6 +95,7 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	definite := err == nil || errors.Is(err, ErrLost)
 	if definite {
 		k.giving.done, k.stage = true, gone
+		l.pokeLocked(k.full)
 	} else {
 		k.giving.err = err
 	}
@@ -103,7 +105,7 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	}
 	tell := definite && !k.giving.told
 	k.giving.told = k.giving.told || tell
-	suspect := k.suspect
+	suspect, unsure := k.suspect, k.giving.unsure
 	k.giving.busy = false
 	if k.giving.after != nil {
 		close(k.giving.after)
@@ -116,10 +118,9 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 	if !definite {
 		return err
 	}
-	if k.giving.unsure {
+	if unsure {
 		l.callAll(k.full) // an answer that was lost may have named one of us
 	}
-	l.poke(k.full)
 	if suspect {
 		l.settler.add(k, true)
 	}
@@ -137,21 +138,18 @@ func (l *Locker) give(k *Lock, end clock.Instant) error {
 
 // askRelease asks until there is a definite answer, a refusal that trying again
 // cannot heal, or the time is over.
-func (l *Locker) askRelease(k *Lock, end clock.Instant) error {
+func (l *Locker) askRelease(k *Lock, lease Lease, end clock.Instant) error {
 	if lost := k.knownLost(); lost != nil {
 		return lost
 	}
-	l.mu.Lock()
-	lease := k.lease()
 	lease.Keep = k.keep()
-	l.mu.Unlock()
 	for n := 1; ; n++ {
 		left := end.Sub(clock.Early())
 		// A third of what is left: one lost reply must not cost the whole time.
 		limit := min(left, max(left/3, releaseLeast))
 		c := &call{Context: k.ctx.Context, l: l, op: releaseOp} // its values, not its end
 		c.request.Lease = lease
-		err := c.run(nil, nil, limit)
+		err := c.run(nil, false, limit)
 		if err != nil {
 			err = k.released(err)
 		}

@@ -175,7 +175,7 @@ func (s *settler) try(u *unsettled) {
 	if u.k != nil {
 		c.request.Keep = u.k.keep()
 	}
-	err := c.run(nil, nil, settleLimit)
+	err := c.run(nil, false, settleLimit)
 	var lost *LostError
 	definite := err == nil || errors.As(err, &lost)
 	if definite && u.k != nil && !u.again {

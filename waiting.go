@@ -192,14 +192,8 @@ func (q *queue) learn(w *want) {
 	}
 }
 
-// poke tells the first who waits in this process that the key was released here.
-func (l *Locker) poke(full string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pokeLocked(full)
-}
-
-// pokeLocked is poke with l.mu held.
+// pokeLocked tells the first who waits in this process that the key was released here;
+// l.mu is held.
 func (l *Locker) pokeLocked(full string) {
 	if q := l.queues[full]; q != nil {
 		select {
