@@ -90,11 +90,15 @@ type subscriber interface {
 	SSubscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-func (e *ears) init(s *redisStore) {
-	id := uuid.New()
+func (e *ears) init(s *redisStore) error {
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return fmt.Errorf("holdfast: no random numbers: %w", err)
+	}
 	e.client, e.traits, e.id = s.client, &s.traits, fmt.Sprintf("%x", id[:8])
 	e.final = func(err error) bool { return isFinal(s.wrap(err, false)) }
 	e.ears, e.tuned = make(map[any]*ear), make(map[string]*tuned)
+	return nil
 }
 
 // many reports whether there are several channels; mu is held.

@@ -45,8 +45,7 @@ func newRedisStore(client redis.UniversalClient) (*redisStore, error) {
 	if c, ok := client.(*redis.Client); ok {
 		s.sender = newPipeline(c)
 	}
-	s.ears.init(s)
-	return s, nil
+	return s, s.ears.init(s)
 }
 
 // piped reports whether r, and every Release and Extend, sends through a pipeline and

@@ -38,15 +38,19 @@ func (w *want) wait() error {
 	if s := w.l.line.store; s != nil && s.hasLine(w.k.full) {
 		return w.waitInLine()
 	}
-	if most := w.k.config.maxWaiters; most > 0 && w.l.waiting(w.k.full) >= most {
-		return w.try(false)
-	}
+	var err error
 	if !w.l.contended(w.k.full) {
-		if err := w.try(false); err == nil || !w.again(err) {
+		if err = w.try(false); err == nil || !w.again(err) {
 			return err
 		}
 	}
 	q, t := w.l.join(w.k.full, w)
+	if q == nil { // as many wait as may
+		if err == nil {
+			err = w.try(false)
+		}
+		return err
+	}
 	defer w.l.leave(w.k.full, q, t)
 	var over <-chan time.Time
 	if w.end != 0 {
@@ -130,16 +134,6 @@ func (l *Locker) pause(q *queue, n int) time.Duration {
 	return max(d, leastPause)
 }
 
-// waiting returns how many wait in this process for a key.
-func (l *Locker) waiting(full string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if q := l.queues[full]; q != nil {
-		return len(q.waiting)
-	}
-	return 0
-}
-
 // contended reports whether somebody in this process waits for the key already.
 func (l *Locker) contended(full string) bool {
 	l.mu.Lock()
@@ -147,12 +141,15 @@ func (l *Locker) contended(full string) bool {
 	return l.queues[full] != nil
 }
 
-// join puts a waiter at the end of the key's queue.
+// join puts a waiter at the end of the key's queue, unless as many wait as may.
 func (l *Locker) join(full string, w *want) (*queue, *turn) {
 	t := &turn{first: make(chan struct{}), poke: make(chan struct{}, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := l.queues[full]
+	if most := w.k.config.maxWaiters; q != nil && most > 0 && len(q.waiting) >= most {
+		return nil, nil
+	}
 	if q == nil {
 		q = &queue{}
 		l.queues[full] = q

@@ -188,3 +188,20 @@ func TestCancelAtRelease(t *testing.T) {
 		}
 	})
 }
+
+// A key without a queue at the server counts the waiters of this Locker.
+func TestMaxWaitersOfAPolledKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := fakeLocker(t, &fakeStore{})
+		held := hold(t, l, "k")
+		got := make(chan *Lock)
+		go func() { got <- hold(t, l, "k", WithMaxWaiters(1)) }()
+		time.Sleep(time.Second)
+		start := time.Now()
+		_, err := l.Acquire(t.Context(), "k", WithMaxWaiters(1))
+		require.ErrorIs(t, err, ErrNotAcquired)
+		require.Zero(t, time.Since(start))
+		require.NoError(t, held.Release())
+		require.NoError(t, (<-got).Release())
+	})
+}
