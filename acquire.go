@@ -17,12 +17,12 @@ const (
 )
 
 // Acquire takes the lock of key. If somebody has it, it waits, first come first
-// served among all processes, until ctx or WithWait ends. (A store without queues,
+// served among all processes, until ctx or WithWait ends. (After a holder has died, a
+// call that finds the key free may come before those who wait. A store without queues,
 // or a key whose braces leave no room for one, is polled, first come first served
-// among the goroutines of this Locker.) ctx
-// bounds the wait and the hold: when it ends, the context of the lock has ended
-// with it and nothing is renewed any more; the key stays until Release or the end
-// of its TTL, because the work may still be cleaning up.
+// among the goroutines of this Locker.) ctx bounds the wait and the hold: when it ends,
+// the context of the lock has ended with it and nothing is renewed any more; the key
+// stays until Release or the end of its TTL, because the work may still be cleaning up.
 //
 // Exactly one of lock and error is not nil. Errors: ErrNotAcquired,
 // ErrUnavailable, ErrDeadlock, ErrInvalid, ErrClosed. One that came because ctx
@@ -32,8 +32,9 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 }
 
 // TryAcquire makes one attempt to take the lock of key, without a place in the queue:
-// it gets the lock only if that is free. It takes at most 5 seconds or the validity of
-// the lease, whichever is shorter. Errors are those of Acquire.
+// it gets the lock only if that is free. It takes at most 5 seconds (and the timeout of
+// WithReplicas) or the validity of the lease, whichever is shorter. Errors are those of
+// Acquire.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	return l.acquire(ctx, key, opts, false)
 }
@@ -206,7 +207,7 @@ func (w *want) try(contended bool) error {
 	}
 	w.attempts++
 	c := &call{Context: w.ctx, l: l, k: k, op: acquireOp, request: Request{
-		Lease: k.lease(), Contended: contended, Queues: w.queues, Fencing: k.config.fencing,
+		Lease: k.lease(), Contended: contended, queues: w.queues, Fencing: k.config.fencing,
 		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
 	}}
 	err := c.run(w.ctx.Done(), true, limit)

@@ -163,7 +163,7 @@ func TestAcquireErrors(t *testing.T) {
 		require.ErrorIs(t, err, ErrNotAcquired)
 		require.NotErrorIs(t, err, ErrUnavailable)
 		require.ErrorAs(t, err, &held)
-		require.Equal(t, HeldError{"k", "bob", time.Hour}, *held)
+		require.Equal(t, HeldError{Key: "k", Holder: "bob", TTL: time.Hour}, *held)
 
 		start := time.Now()
 		_, err = l.Acquire(t.Context(), "k", WithWait(time.Second))

@@ -102,6 +102,7 @@ type call struct {
 	limit  time.Duration
 	stop   <-chan struct{}
 	gaveUp error // why await did
+	over   error // its time was up when an answer came: it sends nothing more
 	passage
 }
 
@@ -183,6 +184,7 @@ func (c *call) await(ln *lane) error {
 	}
 	if !ln.leave(c) {
 		c.waiter.awaitAnswer() // it came at the same moment, and it counts
+		c.over = err
 		return nil
 	}
 	c.gaveUp = err

@@ -23,7 +23,8 @@ const (
 
 	// maxMisses is how many grants in a row may be found without their messages
 	// before all connections are made anew.
-	maxMisses = 2
+	maxMisses  = 2
+	missesLast = 10 * time.Second
 
 	channelPrefix = "holdfast:"
 )
@@ -49,12 +50,13 @@ type ears struct {
 	mu sync.Mutex
 	// What follows is guarded by mu, which is not held while something is sent, or
 	// while hear or ready run.
-	ears   map[any]*ear // by server
-	tuned  map[string]*tuned
-	deaf   clock.Instant // until then
-	plain  bool          // the cluster has no sharded channels
-	misses int           // in a row
-	closed bool
+	ears     map[any]*ear // by server
+	tuned    map[string]*tuned
+	deaf     clock.Instant // until then
+	plain    bool          // the cluster has no sharded channels
+	misses   int           // in a row, the latest at missedAt
+	missedAt clock.Instant
+	closed   bool
 }
 
 // tuned is a channel that is waited at.
@@ -73,10 +75,11 @@ type ear struct {
 	sharded bool
 	todo    []tuneOp // in order, by one goroutine at a time
 	working bool
-	heard   bool          // the first of todo is done, and somebody listens
-	count   int           // channels
-	closed  bool          // nobody listens any more
-	end     chan struct{} // closed with it
+	heard   bool           // the first of todo is done, and somebody listens
+	count   int            // channels
+	offs    map[string]int // unsubscribed from, and not confirmed
+	closed  bool           // nobody listens any more
+	end     chan struct{}  // closed with it
 }
 
 type tuneOp struct {
@@ -180,6 +183,11 @@ func (e *ears) enough(key string) {
 
 // look finds the server of a channel and subscribes there.
 func (e *ears) look(t *tuned, channel string) {
+	defer func() { // also when the client panics: the next call of a waiter tries again
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		t.looking = false
+	}()
 	server, client, sharded := any(nil), subscriber(e.client), false
 	e.mu.Lock()
 	many := e.many()
@@ -187,28 +195,34 @@ func (e *ears) look(t *tuned, channel string) {
 	if many {
 		node, err := e.traits.node(context.Background(), t.key)
 		if err != nil {
-			e.mu.Lock()
-			t.looking = false // the next call of a waiter tries again
-			e.mu.Unlock()
 			return
 		}
 		server, client, sharded = node, node, e.traits.cluster
 	}
-	e.mu.Lock()
-	t.looking = false
-	if e.closed || e.tuned[channel] != t {
-		e.mu.Unlock()
-		return
+	ps := client.Subscribe(context.Background()) // sends nothing yet
+	if !e.add(t, channel, &ear{server: server, ps: ps, sharded: sharded, end: make(chan struct{})}) {
+		_ = ps.Close() // it has no connection
 	}
-	r := e.ears[server]
-	if r == nil {
-		r = &ear{server: server, ps: client.Subscribe(context.Background()), sharded: sharded, end: make(chan struct{})} // sends nothing yet
-		e.ears[server] = r
+}
+
+// add gives a channel to the connection to its server, which is r if there is none
+// yet; it reports whether r is used.
+func (e *ears) add(t *tuned, channel string, r *ear) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || e.tuned[channel] != t {
+		return false
+	}
+	old := e.ears[r.server]
+	if old == nil {
+		e.ears[r.server] = r
+	} else {
+		r = old
 	}
 	t.ear = r
 	r.count++
 	e.do(r, tuneOp{channel, true})
-	e.mu.Unlock()
+	return old == nil
 }
 
 // do sends something on a connection, in order; mu is held.

@@ -64,12 +64,15 @@ var (
 // HeldError tells who has the lock. It matches ErrNotAcquired.
 type HeldError struct {
 	Key    string        // as given to Acquire
-	Holder string        // the holder's name; "" if it was gone when asked
+	Holder string        // the holder's name; "" if it was gone when asked, or there was no time to ask
 	TTL    time.Duration // what was left of its lease; 0 unknown, negative: no expiry
+	Full   bool          // there was no place in the queue (WithMaxWaiters)
 }
 
 func (e *HeldError) Error() string {
 	switch {
+	case e.Full:
+		return fmt.Sprintf("holdfast: lock %q is held by %q, and as many wait for it as may", e.Key, e.Holder)
 	case e.Holder == "":
 		return fmt.Sprintf("holdfast: lock %q is held", e.Key)
 	case e.TTL == 0:

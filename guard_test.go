@@ -23,7 +23,7 @@ const (
 	maxFileLines   = 400
 	maxFuncLines   = 60
 	maxLuaLines    = 20 // of code
-	maxLuaQueue    = 50 // of what takes its place in a queue, which must be one step
+	maxLuaQueue    = 60 // of what takes its place in a queue, which must be one step
 	maxLuaHeader   = 6
 	maxExported    = 60 // names of the root package, methods not counted
 	leastDocLength = 20 // of a package comment

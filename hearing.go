@@ -50,7 +50,12 @@ func (e *ears) subscribed(r *ear, m *redis.Subscription) {
 	if strings.HasSuffix(m.Kind, "unsubscribe") {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if t := e.tuned[m.Channel]; t != nil && t.ear == r {
+		switch t := e.tuned[m.Channel]; {
+		case r.offs[m.Channel] > 1:
+			r.offs[m.Channel]--
+		case r.offs[m.Channel] == 1:
+			delete(r.offs, m.Channel)
+		case t != nil && t.ear == r:
 			e.shut(r)
 		}
 		return
@@ -120,10 +125,16 @@ func (e *ears) shut(r *ear) {
 }
 
 // missed counts grants whose message did not come. A connection can be broken
-// without an error.
+// without an error. One may also have been found by a call just before the message, or
+// before a release in this process told of it, so only several in a short time count.
 func (e *ears) missed() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	now := clock.Now()
+	if now > e.missedAt.Add(missesLast) {
+		e.misses = 0
+	}
+	e.missedAt = now
 	if e.misses++; e.misses < maxMisses {
 		return
 	}
@@ -147,6 +158,10 @@ func (e *ears) sweep(now clock.Instant) bool {
 			continue
 		}
 		if r.count--; r.count > 0 {
+			if r.offs == nil {
+				r.offs = make(map[string]int)
+			}
+			r.offs[channel]++
 			e.do(r, tuneOp{channel, false})
 		} else {
 			e.shut(r)

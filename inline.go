@@ -104,7 +104,8 @@ func (w *want) leaveLine(s *spot, err error) error {
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
 	w.l.closeSpot(s)
-	if s.held.ended(s.heldAt) && s.failure == nil {
+	silent := s.flights > 0 && clock.Now() > s.sent[s.calls%len(s.sent)].Add(mostPause)
+	if silent && s.held.ended(s.heldAt) && s.failure == nil {
 		s.failure = errSilent
 	}
 	if s.held != nil {

@@ -22,6 +22,11 @@ const (
 	crowdLasts = time.Second
 
 	maxLineCalls = 100 // waiters that share a script call
+
+	// maxLineFlights is how many calls of a waiter may be under way: enough for a place
+	// to be kept while a connection hangs until the client gives it up. After
+	// attemptLimit there is one more each time.
+	maxLineFlights = 6
 )
 
 // lineStore is what a Store offers that keeps those who wait for a key in order,
@@ -69,6 +74,7 @@ type lineAnswer struct {
 	full     bool   // held, and no place in the queue
 	channel  string // on which a grant would be heard; "": none
 	repeated bool   // a copy of the call may still run
+	known    bool   // err is an answer: no copy of the call will run
 	err      error
 }
 
@@ -138,7 +144,7 @@ type spot struct {
 	fails   int              // calls without an answer since the last one with
 	exact   bool             // at is the end of the holder's lease, not to be anticipated
 	unknown bool             // the fate of a call is not known
-	sent    [4]clock.Instant // of the latest calls, by number
+	sent    [8]clock.Instant // of the latest calls, by number
 	channel string
 
 	held    *HeldError // the latest answer
@@ -173,10 +179,9 @@ func (l *Locker) enterLine(s *spot) {
 	s.open, s.at, s.exact, s.fails = true, now.Add(s.window()/3), false, 0
 	l.line.spots[s.k.owner] = s
 	heap.Push(&l.watch.beats, s)
-	l.watch.calls++
 	l.lookBy(s.at)
 	l.mu.Unlock()
-	l.group.start(func() { l.callLine([]*spot{s}) }) // ends with the store's answer
+	l.group.start(func() { l.call([]*spot{s}) }) // ends with the store's answer
 }
 
 // close takes s out of the queue, as far as this process goes; l.mu is held.

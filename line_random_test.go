@@ -20,7 +20,6 @@ import (
 // requests, answers and messages, until it is mended.
 type lossyStore struct {
 	*redisStore
-	t      *testing.T
 	random func(n int) int
 	mended *atomic.Bool
 	bad    int // one in so many goes wrong
@@ -183,7 +182,7 @@ func lineAtRandom(t *testing.T, m *miniredis.Miniredis, r *rand.Rand) {
 	for range 4 {
 		inner, err := newRedisStore(memClient(t, m))
 		require.NoError(t, err)
-		s := &lossyStore{redisStore: inner, t: t, random: random, mended: &mended, bad: bad}
+		s := &lossyStore{redisStore: inner, random: random, mended: &mended, bad: bad}
 		l, err := NewWithStore(s, quiet(), WithTTL(ttl), WithFencing())
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close(); time.Sleep(10 * time.Second) })

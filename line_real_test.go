@@ -177,7 +177,7 @@ func TestLineCallsAreShared(t *testing.T) {
 	tunedIn(t, s.Admin(), 1)
 	s.ResetStats()
 	start := time.Now()
-	redistest.Eventually(t, 30*time.Second, "each of them has called twice", func() bool { return s.CommandStats()["hset"] >= 900 })
+	redistest.Eventually(t, 30*time.Second, "each of them has called three times", func() bool { return s.CommandStats()["hset"] >= 900 })
 	stats := s.CommandStats()
 	rounds := int64(time.Since(start)/(maxClaim/3)) + 2
 	require.LessOrEqual(t, stats["evalsha"], 2*3*rounds)

@@ -20,8 +20,8 @@ func (l *Locker) dueCalls(now clock.Instant) (batches [][]*spot) {
 			break
 		}
 		n := len(batches)
-		busy := s.flights >= maxFlights // their answers, or their ends, come first
-		if !busy && (n == 0 || len(batches[n-1]) == maxLineCalls) && d.calls >= d.mostCalls() {
+		busy := s.flights >= maxLineFlights && now < s.sent[s.calls%len(s.sent)].Add(attemptLimit)
+		if !busy && (n == 0 || len(batches[n-1]) == maxLineCalls) && d.lineCalls >= maxCalls {
 			break
 		}
 		s.at = now.Add(s.window() / 3) // for the case that no answer comes
@@ -30,7 +30,7 @@ func (l *Locker) dueCalls(now clock.Instant) (batches [][]*spot) {
 			continue
 		}
 		if n == 0 || len(batches[n-1]) == maxLineCalls {
-			d.calls++
+			d.lineCalls++
 			batches, n = append(batches, nil), n+1
 		}
 		batches[n-1] = append(batches[n-1], s)
@@ -38,8 +38,21 @@ func (l *Locker) dueCalls(now clock.Instant) (batches [][]*spot) {
 	return batches
 }
 
-// callLine makes one call of each of a batch of waiters.
+// callLine makes one call of each of a batch of waiters that were due. A server that
+// does not answer must not use up the calls of the others for longer than is useful.
 func (l *Locker) callLine(batch []*spot) {
+	ctx, cancel := context.WithTimeout(l.base, attemptLimit)
+	defer cancel()
+	free := func() { l.freeCall(&l.watch.lineCalls, func() int { return maxCalls }) }
+	inTime := context.AfterFunc(ctx, free)
+	l.call(batch)
+	if inTime() {
+		free()
+	}
+}
+
+// call makes one call of each of a batch of waiters.
+func (l *Locker) call(batch []*spot) {
 	l.mu.Lock()
 	now := clock.Now()
 	open := batch[:0]
@@ -52,21 +65,20 @@ func (l *Locker) callLine(batch []*spot) {
 		s.calls++
 		s.flights++
 		s.sent[s.calls%len(s.sent)] = now
-		calls = append(calls, lineCall{
-			Lease: s.k.lease(), n: s.calls, claim: s.claim(), window: s.window(),
-			most: s.k.config.maxWaiters, fencing: s.k.config.fencing,
-		})
+		call := lineCall{
+			Lease: s.k.lease(), n: s.calls, claim: s.claim(), window: s.window(), fencing: s.k.config.fencing,
+		}
+		if s.held == nil { // who has had a place is not refused one
+			call.most = s.k.config.maxWaiters
+		}
+		calls = append(calls, call)
 	}
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(l.base, attemptLimit)
 	defer cancel()
-	inTime := context.AfterFunc(ctx, l.freeCall)
 	var answers []lineAnswer
 	if len(calls) > 0 {
 		answers = l.line.store.wait(ctx, calls)
-	}
-	if inTime() {
-		l.freeCall()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +92,7 @@ func (l *Locker) answered(s *spot, sent clock.Instant, a lineAnswer) {
 	s.flights--
 	now := clock.Now()
 	_, refused := serverError(a.err)
-	lost := a.err != nil && !refused || a.repeated // a copy of the call may still run
+	lost := a.err != nil && !refused && !a.known || a.repeated // a copy of the call may still run
 	if !s.open {
 		l.stray(s.k, a, lost)
 		return
@@ -126,9 +138,11 @@ func (l *Locker) stray(k *Lock, a lineAnswer, lost bool) {
 	left := a.held != nil && !a.full || a.grant != nil && (a.grant.Left == 0 || k.stage == gone)
 	switch {
 	case !left && !lost:
-	case k.stage == gone:
+	case k.stage != gone:
+		k.suspect, k.ghost = k.suspect || lost, true
+	case lost:
 		l.settler.add(k, false)
 	default:
-		k.suspect = true
+		l.settler.addLeft(k)
 	}
 }

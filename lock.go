@@ -110,6 +110,7 @@ type Lock struct {
 	// What follows is guarded by l.mu.
 	stage   stage
 	suspect bool // an abandoned try of this owner may still run at the server
+	ghost   bool // a late call may have left a place in the queue
 	ttl     time.Duration
 	longest time.Duration // of all leases that were ever asked for
 	ceiling time.Duration // a lease that an Extend of unknown fate may yet set; 0: none

@@ -157,12 +157,15 @@ func TestMaxHoldOption(t *testing.T) {
 	}
 }
 
-func TestReplicas(t *testing.T) {
+func TestWaitersAndLeastHold(t *testing.T) {
 	refused(t, words("WithMaxWaiters(0)", "at least 1"), WithMaxWaiters(0))
 	refused(t, words("WithMaxWaiters(-1)"), WithMaxWaiters(-1))
 	refused(t, words("WithMinHold(0s)", "positive"), WithMinHold(0))
 	refused(t, words("WithMinHold(-1ns)"), WithMinHold(-1))
 	refused(t, words("WithMinHold"), WithMinHold(Unlimited))
+}
+
+func TestReplicas(t *testing.T) {
 	refused(t, words("WithReplicas(-1, 1s)"), WithReplicas(-1, time.Second))
 	for _, d := range []time.Duration{-1, 0, time.Millisecond - 1} {
 		refused(t, words("WithReplicas(1,", "1ms"), WithReplicas(1, d))

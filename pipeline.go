@@ -25,8 +25,9 @@ const (
 	// the buffers between, which for net.Pipe are those of the server's reader.
 	mostBytes = 4000
 
-	// gatherLimit bounds how long a command waits for flights to come back. It is
-	// what a connection that hangs, or a server that is far away, costs the others.
+	// gatherLimit bounds how long a command waits for flights to come back, while few
+	// are under way; see arm. It is what a connection that hangs, or a server that is
+	// far away, costs the others.
 	gatherLimit = 2 * time.Millisecond
 )
 
@@ -150,6 +151,11 @@ func (b *batch) Err() error {
 
 // process sends cmd for c, at once or with others.
 func (ln *lane) process(c *call, cmd redis.Cmder) error {
+	if c.over != nil {
+		c.gaveUp = c.over
+		c.abandon()
+		return c.over
+	}
 	bytes := sizeOf(cmd)
 	ln.mu.Lock()
 	c.passage = passage{cmd: cmd, bytes: bytes}
@@ -212,7 +218,7 @@ func (ln *lane) arm() {
 		return
 	}
 	ln.armed = true
-	limit := gatherLimit << min(ln.flying/4, 8)
+	limit := gatherLimit << min(ln.flying/4, 4)
 	if ln.timer == nil {
 		ln.timer = time.AfterFunc(limit, ln.overdue)
 	} else {
@@ -335,8 +341,8 @@ func (ln *lane) sendAll(b *batch) {
 	}
 	through := false
 	defer func() {
-		if !through {
-			b.fail(panicked(recover()))
+		if !through { // which may have been for one of them: the others may be tried again
+			b.fail(fmt.Errorf("client panicked: %v", recover()))
 		}
 		ln.tell(b.calls...)
 	}()

@@ -63,7 +63,7 @@ func TestPipelineBroken(t *testing.T) {
 	l := newTestLocker(t, c)
 	locks := held(t, l, 40)
 	p.ResetLog()
-	// Two flights are held back, so that the others gather.
+	// As many flights as go by themselves are held back, so that the others gather.
 	stuck := p.Inject(faultproxy.Rule{Match: faultproxy.Command("EVALSHA"), Times: fewFlights, Do: faultproxy.HoldReply()})
 	p.Inject(faultproxy.Rule{Match: faultproxy.Command("EVALSHA"), Skip: 10, Times: 1, Do: faultproxy.DropReplyAndClose()})
 	errs := ask(l, releaseOp, locks, 2*time.Second)
@@ -217,7 +217,7 @@ func TestPipelineOneHangs(t *testing.T) {
 		}
 		start := time.Now()
 		cycles(t, l, 30, 3)
-		require.Less(t, time.Since(start), time.Second, "%d", n)
+		require.Less(t, time.Since(start), 2500*time.Millisecond, "%d: the hung ones end after 3 s", n)
 		stuck.Release()
 		wg.Wait()
 	}

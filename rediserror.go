@@ -15,6 +15,18 @@ type finalError struct{ error }
 func (e *finalError) Unwrap() error { return e.error }
 func (e *finalError) Final() bool   { return true }
 
+// unsentError is the error of a command that was not written to any connection.
+type unsentError struct{ error }
+
+func (e *unsentError) Unwrap() error { return e.error }
+
+// mayHaveRun reports whether a command that failed with err may have run, or may yet.
+func mayHaveRun(err error) bool {
+	var unsent *unsentError
+	_, refused := serverError(err)
+	return !refused && !errors.As(err, &unsent)
+}
+
 // healing are the codes of server errors that pass by themselves.
 var healing = []string{
 	"BUSY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED", "NOREPLICAS",

@@ -36,10 +36,14 @@ func (s *redisStore) hush()                        { s.ears.hush() }
 // handOn gives the lock to the first who waits, or deletes it, if it is the owner's.
 func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
 	var room releaseRoom
-	keys, args := s.releaseArgs(l, &room)
+	owner := &ownerArg{owner: l.Owner}
+	keys, args := s.releaseArgs(l, owner, &room)
 	reply, err := s.runOnce(ctx, releaseScript, keys, args...).Result()
 	if keys > 1 && isSplit(err) {
 		reply, err = s.runOnce(ctx, releaseScript, 1, alone(args, keys)...).Result()
+	}
+	if err != nil && owner.sent.Load() == 0 {
+		return nil, &unsentError{s.wrap(err, true)}
 	}
 	if err != nil {
 		return nil, s.wrap(err, true)
@@ -48,21 +52,21 @@ func (s *redisStore) handOn(ctx context.Context, l Lease) (*handed, error) {
 	if !ok || len(list) < 4 {
 		return nil, s.ownership(reply)
 	}
-	owner, _ := list[1].(string)
+	next, _ := list[1].(string)
 	n, _ := list[2].(int64)
 	text, _ := list[3].(string)
 	token, _ := strconv.ParseInt(text, 10, 64)
-	return &handed{owner, int(n), fencing.Token(token)}, nil
+	return &handed{next, int(n), fencing.Token(token)}, nil
 }
 
 // releaseRoom is room for the arguments of a release.
 type releaseRoom [7]any
 
 // releaseArgs returns the arguments of the release script, and how many of them are keys.
-func (s *redisStore) releaseArgs(l Lease, room *releaseRoom) (keys int, args []any) {
+func (s *redisStore) releaseArgs(l Lease, owner *ownerArg, room *releaseRoom) (keys int, args []any) {
 	args = appendKeys(room[:0], l.Key)
 	keys = len(args)
-	args = append(args, l.Owner, s.ears.nameFor(l.Key))
+	args = append(args, owner, s.ears.nameFor(l.Key))
 	if l.Keep > 0 {
 		args = append(args, millis(l.Keep))
 	}
@@ -103,7 +107,7 @@ func (s *redisStore) wait(ctx context.Context, calls []lineCall) []lineAnswer {
 		}
 		groups = groupBy(leases, s.traits.together)
 	}
-	w.send(ctx, groups)
+	w.send(ctx, groups, false)
 	for i := range w.answers {
 		w.answers[i].repeated = w.owners[i].repeated()
 	}
@@ -121,18 +125,19 @@ type lineBatch struct {
 
 // send sends one script for each group. Groups whose server did not know the script
 // get its text; those that were refused for what may concern one of them go one by one.
-func (w *lineBatch) send(ctx context.Context, groups [][]int) {
+func (w *lineBatch) send(ctx context.Context, groups [][]int, text bool) {
 	var again [][]int
-	for i, cmd := range w.pipe(ctx, groups, false) {
+	for i, cmd := range w.pipe(ctx, groups, text) {
+		group := groups[i]
 		switch err := cmd.Err(); {
-		case script.Missing(err):
-			again = append(again, groups[i])
-		case len(groups[i]) > 1 && w.s.isForOne(err):
-			again = append(again, singles(groups[i])...)
-		case isSplit(err) && !w.calls[groups[i][0]].fencing:
-			w.takeAlone(ctx, groups[i][0])
+		case !text && script.Missing(err):
+			again = append(again, group)
+		case len(group) > 1 && w.s.isForOne(err):
+			again = append(again, singles(group)...)
+		case isSplit(err) && !w.calls[group[0]].fencing:
+			w.takeAlone(ctx, group[0])
 		default:
-			w.scatter(cmd, groups[i])
+			w.scatter(cmd, group)
 		}
 	}
 	for _, group := range again {
@@ -140,10 +145,8 @@ func (w *lineBatch) send(ctx context.Context, groups [][]int) {
 			w.owners[at].refused()
 		}
 	}
-	if len(again) > 0 {
-		for i, cmd := range w.pipe(ctx, again, true) {
-			w.scatter(cmd, again[i])
-		}
+	if len(again) > 0 { // fewer or smaller groups, so this ends
+		w.send(ctx, again, true)
 	}
 }
 
@@ -151,6 +154,7 @@ func (w *lineBatch) send(ctx context.Context, groups [][]int) {
 // the queue, so the answer that it is held is an error that passes.
 func (w *lineBatch) takeAlone(ctx context.Context, at int) {
 	c, a := &w.calls[at], &w.answers[at]
+	w.owners[at].refused()
 	r := Request{Lease: c.Lease}
 	grant, _, err := w.s.take(r, acquireScript.Run(ctx, w.s.client, []string{c.Key}, &w.owners[at], millis(c.TTL)))
 	if a.err = err; err == nil {
@@ -158,7 +162,7 @@ func (w *lineBatch) takeAlone(ctx context.Context, at int) {
 	}
 	var held *HeldError
 	if errors.As(err, &held) {
-		a.err = fmt.Errorf("the slot of the key is moving: %w", errors.New(held.Error()))
+		a.known, a.err = true, fmt.Errorf("the slot of the key is moving: %w", errors.New(held.Error()))
 	}
 }
 
@@ -238,6 +242,7 @@ func (s *redisStore) readLine(c *lineCall, reply any, a *lineAnswer) error {
 	case 0, -1:
 		a.held = &HeldError{Key: c.Key, Holder: holderOf(text), TTL: leftOf(pttl)}
 		a.full = code == -1
+		a.held.Full = a.full
 		if len(list) > 3 {
 			before, _ := list[3].(int64)
 			a.before = int(before)

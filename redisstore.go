@@ -96,7 +96,7 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 		if err := process(ctx, c, cmd); err != nil || cmd.Val() {
 			return Grant{Repeated: owner.repeated()}, false, s.wrap(err, false)
 		}
-		if repeated = owner.repeated(); r.Queues && !repeated {
+		if repeated = owner.repeated(); r.queues && !repeated {
 			return Grant{}, false, &HeldError{Key: r.Key} // its first call in the queue tells more
 		}
 	}
@@ -114,7 +114,7 @@ func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 		return nil
 	}
 	var room releaseRoom
-	keys, args := s.releaseArgs(l, &room)
+	keys, args := s.releaseArgs(l, &ownerArg{owner: l.Owner}, &room)
 	err := process(ctx, s.sender, releaseScript.Command(ctx, true, keys, args...))
 	if keys > 1 && isSplit(err) {
 		err = process(ctx, s.sender, releaseScript.Command(ctx, true, 1, alone(args, keys)...))

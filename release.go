@@ -87,7 +87,6 @@ func (k *Lock) release(end clock.Instant) error {
 // give sends the release and keeps its outcome.
 func (l *Locker) give(k *Lock, lease Lease, end clock.Instant) error {
 	err := l.askRelease(k, lease, end)
-	now := clock.Early()
 	l.mu.Lock()
 	if err != nil && k.giving.behind { // it came first, and has deleted what was ours
 		err = nil
@@ -105,7 +104,7 @@ func (l *Locker) give(k *Lock, lease Lease, end clock.Instant) error {
 	}
 	tell := definite && !k.giving.told
 	k.giving.told = k.giving.told || tell
-	suspect, unsure := k.suspect, k.giving.unsure
+	suspect, ghost, unsure := k.suspect, k.ghost, k.giving.unsure
 	k.giving.busy = false
 	if k.giving.after != nil {
 		close(k.giving.after)
@@ -123,9 +122,11 @@ func (l *Locker) give(k *Lock, lease Lease, end clock.Instant) error {
 	}
 	if suspect {
 		l.settler.add(k, true)
+	} else if ghost {
+		l.settler.addLeft(k)
 	}
-	if tell {
-		k.config.released(k.key, now.Sub(k.since))
+	if tell && k.config.observer.Released != nil {
+		k.config.released(k.key, clock.Now().Sub(k.since))
 	}
 	if err != nil && k.knownLost() == nil {
 		k.config.warn(k.key, k.owner, "release found the lock no longer held", err)
@@ -142,8 +143,8 @@ func (l *Locker) askRelease(k *Lock, lease Lease, end clock.Instant) error {
 	if lost := k.knownLost(); lost != nil {
 		return lost
 	}
-	lease.Keep = k.keep()
 	for n := 1; ; n++ {
+		lease.Keep = k.keep()
 		left := end.Sub(clock.Early())
 		// A third of what is left: one lost reply must not cost the whole time.
 		limit := min(left, max(left/3, releaseLeast))
@@ -182,13 +183,14 @@ func (l *Locker) sendRelease(ctx context.Context, lease Lease) error {
 
 // forgives reports whether an answer "not yours" to a release is what an earlier try
 // of it has done, whose answer never came: nobody else can have ended a lease that is
-// still valid. That try may have handed the lock on. l.mu is held.
+// still valid. That try may have handed the lock on, or left it under another value.
+// l.mu is held.
 func (k *Lock) forgives(lost *LostError) bool {
 	if !k.giving.unsure || k.giving.taken || clock.Now() >= k.validUntil() {
 		return false
 	}
 	handed := k.l.line.store != nil && k.l.line.store.hasLine(k.full)
-	return lost.Reason == LostGone || lost.Reason == LostTaken && handed
+	return lost.Reason == LostGone || lost.Reason == LostTaken && (handed || k.config.minHold > 0)
 }
 
 // keep is what is left of the least time that the key is to stay.
@@ -238,8 +240,7 @@ func (k *Lock) released(err error) error {
 	defer k.l.mu.Unlock()
 	var lost *LostError
 	if !errors.As(err, &lost) {
-		_, refused := serverError(err) // then it did not run
-		k.giving.unsure = k.giving.unsure || !refused
+		k.giving.unsure = k.giving.unsure || mayHaveRun(err)
 		return err
 	}
 	if k.forgives(lost) {

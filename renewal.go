@@ -51,6 +51,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		if k.renewal.tries > 0 {
 			early /= 4 // a retry waits for its pause
 		}
+		early = min(early, max(0, k.validUntil().Sub(now)/16)) // below nextTry, or this would not end
 		if k.renewal.at.Add(-early) > now {
 			break
 		}
@@ -59,7 +60,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 			continue
 		}
 		if len(k.renewal.flights) >= maxFlights { // their answers, or their ends, come first
-			k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
+			k.renewal.at = now.Add(k.nextTry(now))
 			d.renewals.moved(k)
 			continue
 		}
@@ -75,10 +76,16 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		// The next one, for the case that no answer to this one comes: one lost
 		// reply must not cost the lock.
 		k.renewal.tries++
-		k.renewal.at = now.Add(max(k.renewal.every/2, minRenewal))
+		k.renewal.at = now.Add(k.nextTry(now))
 		d.renewals.moved(k)
 	}
 	return batches
+}
+
+// nextTry is the time to the next renewal when no answer comes to this one. What is
+// left after a hand-over is much less than a TTL, and must do for several. l.mu is held.
+func (k *Lock) nextTry(now clock.Instant) time.Duration {
+	return max(min(k.renewal.every/2, k.validUntil().Sub(now)/4), minRenewal)
 }
 
 // sharder is what a Store may offer whose keys live on several servers: one that
@@ -88,7 +95,8 @@ type sharder interface {
 }
 
 // spread sends one batch, in as many calls as its keys have servers.
-func spread[T any](l *Locker, batch []T, key func(T) string, send func([]T)) {
+// under counts the calls under way.
+func spread[T any](l *Locker, batch []T, key func(T) string, under *int, send func([]T)) {
 	shards := shardsOf(l, batch, key)
 	if len(shards) <= 1 {
 		send(batch)
@@ -104,7 +112,7 @@ func spread[T any](l *Locker, batch []T, key func(T) string, send func([]T)) {
 			return
 		}
 		l.mu.Lock()
-		l.watch.calls++
+		*under++
 		l.mu.Unlock()
 		l.group.start(func() { send(part) }) // ends with the store's answer
 	}
@@ -151,14 +159,15 @@ func (l *Locker) renew(batch []renewing) {
 		r.k.renewal.flights = append(r.k.renewal.flights, f)
 	}
 	l.mu.Unlock()
-	inTime := context.AfterFunc(ctx, l.freeCall)
+	free := func() { l.freeCall(&l.watch.calls, l.watch.mostCalls) }
+	inTime := context.AfterFunc(ctx, free)
 	var results []error
 	sent := clock.Now()
 	if len(batch) > 0 {
 		results = l.store.Renew(ctx, leases)
 	}
 	if inTime() {
-		l.freeCall()
+		free()
 	}
 
 	l.mu.Lock()
@@ -178,12 +187,12 @@ func (l *Locker) renew(batch []renewing) {
 	}
 }
 
-// freeCall makes room for another renewal.
-func (l *Locker) freeCall() {
+// freeCall makes room for another call.
+func (l *Locker) freeCall(under *int, most func() int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	full := l.watch.calls >= l.watch.mostCalls()
-	l.watch.calls--
+	full := *under >= most()
+	*under--
 	if full { // the watchdog may be waiting for this
 		l.rouse()
 	}

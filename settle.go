@@ -195,8 +195,7 @@ func (s *settler) try(u *unsettled) {
 	case errors.Is(err, redis.ErrClosed) || s.finished:
 		return // it is left to its TTL
 	default:
-		_, refused := serverError(err)
-		u.unsure = u.unsure || !refused
+		u.unsure = u.unsure || mayHaveRun(err)
 		u.tries++
 		u.due = now.Add(backoff(u.tries, firstSettle, mostSettle))
 	}

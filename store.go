@@ -36,8 +36,10 @@ type Store interface {
 	// Results are those of Renew.
 	Extend(ctx context.Context, l Lease) error
 
-	// Release deletes the lock if it is the owner's, or leaves it to end by itself
-	// after l.Keep. Results are those of Renew.
+	// Release deletes the lock if it is the owner's. With l.Keep it leaves it to end by
+	// itself after that time, in such a way that it is no longer the owner's for Renew
+	// and for a Release without Keep, while one with Keep may be repeated. Results are
+	// those of Renew.
 	Release(ctx context.Context, l Lease) error
 }
 
@@ -53,7 +55,7 @@ type Lease struct {
 type Request struct {
 	Lease
 	Contended    bool          // the lock was held a moment ago; a hint
-	Queues       bool          // the caller joins a queue if it is refused: who has the lock need not be told
+	queues       bool          // the caller joins a queue if it is refused: who has the lock need not be told
 	Fencing      bool          // draw a token with the grant
 	Replicas     int           // acknowledgements to wait for; 0: none
 	ReplicaLimit time.Duration // how long to wait for them

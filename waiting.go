@@ -49,6 +49,9 @@ func (w *want) wait() error {
 		if err == nil {
 			err = w.try(false)
 		}
+		if w.held != nil {
+			w.held.Full = true
+		}
 		return err
 	}
 	defer w.l.leave(w.k.full, q, t)

@@ -11,8 +11,9 @@ import (
 const (
 	maxBatch = 500 // keys in one renewal
 
-	// maxCalls is how many renewals may be under way at once, and callsPerBatch how
-	// many more for each full batch of locks; maxFlights how many for one lock. A
+	// maxCalls is how many renewals may be under way at once, and as many batches of
+	// waiters' calls; callsPerBatch how many more renewals for each full batch of locks;
+	// maxFlights how many for one lock. A
 	// server that does not answer must not collect goroutines and connections
 	// without end, nor use up what the others need.
 	maxCalls      = 128
@@ -29,22 +30,23 @@ const (
 )
 
 // watchdog renews the locks of a Locker and ends those whose validity has ended.
-// It is one goroutine, which lives while a lock is held or waited for; it also
-// makes the calls of those who wait. It never waits for a
-// reply: renewals run on goroutines of their own, so a server that hangs cannot
-// delay anybody's loss. All of it is guarded by Locker.mu.
+// It also makes the calls of those who wait. It is one goroutine, which lives while a
+// lock is held or waited for. It never waits for a reply: renewals run on goroutines of
+// their own, so a server that hangs cannot delay anybody's loss. All of it is guarded
+// by Locker.mu.
 //
 // Invariant: every live lock is in expiries, and, if it is to be renewed, in
 // renewals; no other lock is in either. While a lock is live, the goroutine runs.
 type watchdog struct {
-	expiries schedule[*Lock] // by the end of validity
-	renewals schedule[*Lock] // by the next renewal due
-	beats    schedule[*spot] // by a waiter's next call
-	running  bool
-	idle     bool          // no lock has been held since it looked last
-	wake     chan struct{} // one element: something became due earlier
-	calls    int           // renewals under way
-	next     clock.Instant // when it will look again
+	expiries  schedule[*Lock] // by the end of validity
+	renewals  schedule[*Lock] // by the next renewal due
+	beats     schedule[*spot] // by a waiter's next call
+	running   bool
+	idle      bool          // it had nothing to do when it looked last
+	wake      chan struct{} // one element: something became due earlier
+	calls     int           // renewals under way
+	lineCalls int           // batches of waiters' calls under way
+	next      clock.Instant // when it will look again
 
 	wallSkew time.Duration // wall clock minus elapsed time, when last looked at
 }
@@ -207,10 +209,10 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 		}
 	}
 	for _, batch := range batches {
-		l.group.start(func() { spread(l, batch, renewing.key, l.renew) }) // ends with the store's answer
+		l.group.start(func() { spread(l, batch, renewing.key, &l.watch.calls, l.renew) }) // ends with the store's answer
 	}
 	for _, batch := range calls {
-		l.group.start(func() { spread(l, batch, (*spot).key, l.callLine) }) // ends with the store's answer
+		l.group.start(func() { spread(l, batch, (*spot).key, &l.watch.lineCalls, l.callLine) }) // ends with the store's answer
 	}
 	return sleep, more
 }
@@ -233,15 +235,17 @@ func (l *Locker) expired(now clock.Instant) (losses []loss) {
 func (d *watchdog) sleep(now clock.Instant) time.Duration {
 	at := d.expiries.first(now.Add(tick))
 	if d.calls < d.mostCalls() { // else an answer rouses us
-		at = d.beats.first(d.renewals.first(at))
+		at = d.renewals.first(at)
+	}
+	if d.lineCalls < maxCalls {
+		at = d.beats.first(at)
 	}
 	return max(0, at.Sub(now))
 }
 
 // idles ends the watchdog when no lock is held, nobody waits and nothing is listened
-// to for a whole tick, or at once when
-// the Locker is being closed: a service that takes one short lock after the other
-// need not start it each time. l.mu is held.
+// to for a whole tick, or at once when the Locker is being closed: a service that takes
+// one short lock after the other need not start it each time. l.mu is held.
 func (d *watchdog) idles(closing, tuned bool) bool {
 	none := len(d.expiries.items) == 0 && len(d.beats.items) == 0 && (closing || !tuned)
 	if none && (d.idle || closing) {

@@ -428,3 +428,14 @@ func TestBrokenCompanions(t *testing.T) {
 		s.requireKey(broken, "a string", 0)
 	}
 }
+
+// Where the queue cannot be changed the call fails, and does not go round in circles.
+func TestWaitWhenTheHeadCannotBeTaken(t *testing.T) {
+	s := newServer(t)
+	s.put("k", "holder/0", 10*time.Second)
+	s.wait(mine, 1)
+	s.Del("k")
+	broken := strings.Replace(lua.Wait, "'ZPOPMIN'", "'ZPOPMINE'", 1)
+	reply := s.eval(broken, line, place(other, 1, 0, "2000 0 PUBLISH c")...).([]any)[0].([]any)
+	require.Equal(t, int64(-2), reply[0])
+}

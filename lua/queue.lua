@@ -3,7 +3,7 @@
 -- counter. A broken counter or full memory must not stop a release, so errors are caught.
 -- Returns nothing itself. first: the first live waiter, the dead before it dropped; tell: sends it text
 -- unless its channel is mine; mint: a new token, or nil and an error; hand: gives K to the first live
--- waiter that can be given it and tells it; returns {1, owner, call, token}, or nil: nobody.
+-- waiter that can be given it and tells it; returns {1, owner, call, token}, or nil (nobody) and perhaps an error.
 local function time()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -12,10 +12,10 @@ local function drop(Q, W, owner)
   redis.pcall('ZREM', Q, owner)
   redis.pcall('HDEL', W, owner)
 end
-local function alive(W, owner)
+local function alive(W, owner, now)
   local text = redis.pcall('HGET', W, owner)
   local n, deadline, rest = string.match(type(text) == 'string' and text or '', '^(%d+) (%d+) (.*)$')
-  return n and tonumber(deadline) >= time() and n, rest
+  return n and tonumber(deadline) >= (now or time()) and n, rest
 end
 local function first(Q, W)
   while true do
@@ -36,8 +36,9 @@ local function tell(rest, mine, text)
 end
 local function hand(K, Q, W, F, mine)
   while true do
-    local owner = redis.pcall('ZPOPMIN', Q)[1]
-    if not owner then return end
+    local popped = redis.pcall('ZPOPMIN', Q)
+    local owner = popped[1]
+    if not owner then return nil, popped.err end
     local n, rest = alive(W, owner)
     redis.pcall('HDEL', W, owner)
     if n then

@@ -5,11 +5,17 @@
 -- Returns for each: {1, token} taken; {2, token, PTTL} the owner's already; {0, holder's value, PTTL,
 --         waiters before it, 1 for any when new} queued; {-1, holder's value, PTTL} the queue is full; {-2, text} error.
 local function full(Q, W, most)
-  if redis.call('ZCARD', Q) < most then return false end
+  local over = redis.call('ZCARD', Q) - most
+  if over < 0 then return false end
+  local now = time()
   for _, owner in ipairs(redis.call('ZRANGE', Q, 0, -1)) do
-    if not alive(W, owner) then drop(Q, W, owner) end
+    if not alive(W, owner, now) then
+      drop(Q, W, owner)
+      over = over - 1
+      if over < 0 then return false end
+    end
   end
-  return redis.call('ZCARD', Q) >= most
+  return true
 end
 local function call(K, Q, W, F, owner, n, ttl, window, most, data)
   local fenced = string.match(data, '^%d+ 1')
@@ -22,7 +28,8 @@ local function call(K, Q, W, F, owner, n, ttl, window, most, data)
   if not value then
     local head = first(Q, W)
     if head and head ~= owner then
-      hand(K, Q, W, F)
+      local _, err = hand(K, Q, W, F)
+      if err then return {-2, err} end
       return call(K, Q, W, F, owner, n, ttl, window, most, data)
     end
     local token, err = '0'
@@ -36,7 +43,7 @@ local function call(K, Q, W, F, owner, n, ttl, window, most, data)
   if most > 0 and not redis.call('ZSCORE', Q, owner) and full(Q, W, most) then
     return {-1, string.sub(value, 1, 256), redis.call('PTTL', K)}
   end
-  local text = string.format('%s %.0f %s', n, time() + window, data)
+  local text = n .. ' ' .. string.format('%.0f', time() + window) .. ' ' .. data -- %s would end at a NUL
   local before = redis.call('HSET', W, owner, text) == 0 and redis.call('ZRANK', Q, owner)
   redis.call('PEXPIRE', W, 5000)
   if not before then -- it is new

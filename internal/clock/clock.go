@@ -40,10 +40,10 @@ func Now() Instant {
 	return Instant(max(run, boot)) + 1
 }
 
-// Early returns a moment that is not later than now, and earlier only by a
-// suspension that no call of Now has seen yet, or a millisecond. It costs no system call. It is good
-// for the moment before a command is sent, not for the question whether a lease has
-// ended.
+// Early returns a moment that is not later than now, and earlier only by a suspension
+// that no call of Now has seen yet, or a millisecond. It costs no system call. It is
+// good for the moment before a command is sent, not for the question whether a lease
+// has ended.
 func Early() Instant {
 	now := time.Now()
 	if virtual(now) {
