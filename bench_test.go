@@ -196,7 +196,7 @@ func holdMany(b *testing.B, l *Locker) []*Lock {
 // were lost and what they cost.
 func BenchmarkHeld(b *testing.B) {
 	s := redistest.Start(b)
-	l, err := New(s.Client(), WithTTL(heldTTL))
+	l, err := New(s.Client(), WithTTL(heldTTL), quiet())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func BenchmarkHeld(b *testing.B) {
 // the earliest moment at which the key could be taken by another.
 func BenchmarkToldOfLoss(b *testing.B) {
 	s := redistest.Start(b)
-	l, err := New(s.Client(), WithTTL(heldTTL))
+	l, err := New(s.Client(), WithTTL(heldTTL), quiet())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -29,7 +29,7 @@ var (
 
 	// ErrUnavailable says that the outcome could not be learned: network, timeout,
 	// a server that refuses. It never means that somebody has the lock. The
-	// server's or the client's error is in the chain.
+	// server's or the client's error is in the chain, if one came before the wait ended.
 	ErrUnavailable error = &sentinel{text: "lock service unavailable"}
 
 	// ErrNotHeld says that the handle holds nothing (nil, released). ErrLost is a

@@ -275,3 +275,28 @@ func ExampleWithObserver() {
 	// refused cache
 	// released cache
 }
+
+// A job that runs once a tick, on whichever host comes first.
+func ExampleWithMinHold() {
+	runs := 0
+	for range 3 { // hosts
+		locker, err := holdfast.New(client, holdfast.WithMinHold(time.Second)) // longer than clocks differ
+		if err != nil {
+			return
+		}
+		defer locker.Close()
+		lock, err := locker.TryAcquire(ctx, "report")
+		if errors.Is(err, holdfast.ErrNotAcquired) {
+			continue // another host has it, or had it in this tick
+		}
+		if err != nil {
+			return
+		}
+		runs++
+		if err := lock.Release(); err != nil {
+			return
+		}
+	}
+	fmt.Println("runs:", runs)
+	// Output: runs: 1
+}

@@ -8,7 +8,8 @@ import (
 )
 
 // Observer is a set of functions that are told what happens to locks, to hang
-// metrics on. Any may be nil. key is the one given to Acquire, without the prefix. They may be called from many goroutines at once.
+// metrics on. Any may be nil. key is the one given to Acquire, without the prefix.
+// They may be called from many goroutines at once.
 // Acquired, Refused and Released are called in the goroutine of the call that
 // they tell of; Renewed, RenewalFailed and Lost come from one goroutine beside
 // the watchdog, in order, except that a loss found by Release is told by it; so does
@@ -17,6 +18,8 @@ import (
 // watchdog; when too many wait, renewals go untold. A panic in one is caught and
 // logged.
 type Observer struct {
+	// Acquired: an Acquire or TryAcquire got the lock, after wait. attempts counts the
+	// calls that asked for it, those that kept a place in the queue included.
 	Acquired func(key string, wait time.Duration, attempts int)
 
 	// Refused: an Acquire or TryAcquire ended without the lock, but not for ErrInvalid.

@@ -164,9 +164,9 @@ func WithFencing() Option {
 	})
 }
 
-// WithMaxWaiters limits how many may wait for a key, over all processes: Acquire is
-// refused at once with ErrNotAcquired when n others wait already. Each caller applies
-// its own n. (A key that has no queue, see Acquire, counts the waiters of this Locker.)
+// WithMaxWaiters limits how many may wait for a key, over all processes, to n, at least
+// 1: Acquire is refused at once with a *HeldError whose Full is set when n others wait
+// already. Each caller applies its own n. (A key that has no queue, see Acquire, counts the waiters of this Locker.)
 func WithMaxWaiters(n int) Option {
 	return optionFunc(func(c *config) error {
 		if n < 1 {
@@ -177,10 +177,12 @@ func WithMaxWaiters(n int) Option {
 	})
 }
 
-// WithMinHold keeps the key for at least d from the grant, even after Release: for
-// jobs that run once a tick on many hosts, some of which are late. Release returns
-// at once all the same, and the lock is over for its holder; whoever waits gets it
-// when d has passed. A holder that dies keeps the key for its TTL only.
+// WithMinHold keeps the key for at least d from the grant, even after Release, at most
+// 10 years: for jobs that run once a tick on many hosts, some of which are late. Take
+// those with TryAcquire, and let d be longer than the lateness and shorter than the
+// tick. Release returns at once all the same, and the lock is over for its holder;
+// whoever waits gets it when d has passed. A holder that dies keeps the key for its
+// TTL only.
 func WithMinHold(d time.Duration) Option {
 	return optionFunc(func(c *config) error {
 		if d <= 0 || d > maxTTL {
