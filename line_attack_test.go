@@ -32,11 +32,11 @@ func (h hookFn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 func TestAnswerAtTheLastMoment(t *testing.T) {
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 		mustAcquire(t, memLocker(t, m, WithTTL(time.Hour), WithMaxHold(Unlimited)), "k")
-		armed := false
+		var armed atomic.Bool
 		c := memClient(t, m)
 		c.AddHook(hookFn(func(next redis.ProcessHook) redis.ProcessHook {
 			return func(ctx context.Context, cmd redis.Cmder) error {
-				if !armed {
+				if !armed.Load() {
 					return next(ctx, cmd)
 				}
 				if cmd.Name() == "set" {
@@ -51,7 +51,7 @@ func TestAnswerAtTheLastMoment(t *testing.T) {
 		}))
 		l := newTestLocker(t, c)
 		warm(t, l)
-		armed = true
+		armed.Store(true)
 		bad := 0
 		for range 100 {
 			start := time.Now()
@@ -65,7 +65,7 @@ func TestAnswerAtTheLastMoment(t *testing.T) {
 				}
 			}
 		}
-		armed = false
+		armed.Store(false)
 		time.Sleep(time.Hour)
 		if bad > 0 {
 			t.Error("TryAcquire has no bound")

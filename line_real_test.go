@@ -151,9 +151,9 @@ func TestLineHandOverCost(t *testing.T) {
 		stats := s.CommandStats()
 		calls := rounds * 2 * int64(n/maxLineCalls+1)
 		require.EqualValues(t, n, stats["publish"])
-		require.LessOrEqual(t, stats["evalsha"], int64(n)+1+2*calls, "%d waiters", n)
+		require.LessOrEqual(t, stats["evalsha"], int64(n)+1+4*calls, "%d waiters", n)
 		require.LessOrEqual(t, stats["exists"], int64(n)+1, "%d waiters", n)
-		require.LessOrEqual(t, stats["hget"]+stats["hdel"], 2*int64(n), "%d waiters", n)
+		require.LessOrEqual(t, stats["hget"]+stats["hdel"], 2*int64(n)+4*calls, "%d waiters", n)
 		require.Zero(t, stats["subscribe"])
 		nothingLeft(t, s, 5*time.Second)
 	}
