@@ -223,3 +223,17 @@ func TestPipelinePanicForOne(t *testing.T) {
 		return s.Admin().DBSize(t.Context()).Val() <= 1
 	})
 }
+
+// What a Locker sends first, to learn that the server runs scripts, may run late, when
+// the acquisition that it was sent for holds the lock: it must not give that back.
+func TestProbeThatRunsLate(t *testing.T) {
+	s, p, c := proxied(t, impatient, retries(-1))
+	late := p.Inject(faultproxy.Rule{Match: faultproxy.Command("EVAL"), Times: 1, Do: faultproxy.HoldRequest()})
+	k := mustAcquire(t, newTestLocker(t, c), "k")
+	require.NoError(t, late.WaitTimeout(10*time.Second))
+	s.ResetStats()
+	late.Release()
+	redistest.Eventually(t, 10*time.Second, "it has run", func() bool { return s.CommandStats()["eval"] > 0 })
+	require.Equal(t, k.Owner(), s.Admin().Get(t.Context(), "k").Val())
+	require.NoError(t, k.Release())
+}

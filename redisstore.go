@@ -108,13 +108,15 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 
 // prepare finds out, before anything is taken, that the server runs scripts: a
 // lock that could be taken and not released would be worse than none. It is one
-// EVAL in the life of a Locker, and leaves the release script in the cache.
+// EVAL in the life of a Locker, and leaves the release script in the cache. A copy of
+// it may run late, so it releases for an owner who never holds anything: for its own it
+// would give back the lock that the acquisition has got since.
 func (s *redisStore) prepare(ctx context.Context, l Lease) error {
 	if s.ready.Load() {
 		return nil
 	}
 	var room releaseRoom
-	keys, args := s.releaseArgs(l, &ownerArg{owner: l.Owner}, &room)
+	keys, args := s.releaseArgs(l, &ownerArg{owner: l.Owner + ".probe"}, &room)
 	err := process(ctx, s.sender, releaseScript.Command(ctx, true, keys, args...))
 	if keys > 1 && isSplit(err) {
 		err = process(ctx, s.sender, releaseScript.Command(ctx, true, 1, alone(args, keys)...))
