@@ -23,9 +23,10 @@ const (
 
 	maxLineCalls = 100 // waiters that share a script call
 
-	// maxLineFlights is how many calls of a waiter may be under way; after attemptLimit
-	// there is one more each time.
-	maxLineFlights = 3
+	// maxLineFlights is how many calls of a waiter may be under way: enough for a place
+	// to be kept while a connection hangs until the client gives it up. After
+	// attemptLimit there is one more each time.
+	maxLineFlights = 6
 )
 
 // lineStore is what a Store offers that keeps those who wait for a key in order,
@@ -143,7 +144,7 @@ type spot struct {
 	fails   int              // calls without an answer since the last one with
 	exact   bool             // at is the end of the holder's lease, not to be anticipated
 	unknown bool             // the fate of a call is not known
-	sent    [4]clock.Instant // of the latest calls, by number
+	sent    [8]clock.Instant // of the latest calls, by number
 	channel string
 
 	held    *HeldError // the latest answer

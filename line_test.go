@@ -279,3 +279,40 @@ func TestMinHold(t *testing.T) {
 		}
 	})
 }
+
+// One renewal without an answer does not cost a lock that was handed over, though what
+// is left of its lease is much less than a TTL.
+func TestHandedLockOutlivesAHungRenewal(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		held := hold(t, memLocker(t, m), "k")
+		store, err := newRedisStore(memClient(t, m))
+		require.NoError(t, err)
+		hung := &hungRenewal{redisStore: store, open: make(chan struct{})}
+		l, err := NewWithStore(hung, quiet())
+		require.NoError(t, err)
+		t.Cleanup(func() { close(hung.open); _ = l.Close() })
+		done := make(chan *Lock)
+		go func() { done <- hold(t, l, "k") }()
+		time.Sleep(time.Second)
+		require.NoError(t, held.Release())
+		k := <-done
+		time.Sleep(10 * time.Second)
+		require.NoError(t, k.Err())
+		require.GreaterOrEqual(t, hung.renewals.Load(), int32(2))
+		require.NoError(t, k.Release())
+	})
+}
+
+// hungRenewal never answers its first renewal.
+type hungRenewal struct {
+	*redisStore
+	renewals atomic.Int32
+	open     chan struct{}
+}
+
+func (s *hungRenewal) Renew(ctx context.Context, leases []Lease) []error {
+	if s.renewals.Add(1) == 1 {
+		<-s.open
+	}
+	return s.redisStore.Renew(ctx, leases)
+}

@@ -51,6 +51,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		if k.renewal.tries > 0 {
 			early /= 4 // a retry waits for its pause
 		}
+		early = min(early, max(0, k.validUntil().Sub(now)/16)) // below nextTry, or this would not end
 		if k.renewal.at.Add(-early) > now {
 			break
 		}
@@ -59,7 +60,7 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 			continue
 		}
 		if len(k.renewal.flights) >= maxFlights { // their answers, or their ends, come first
-			k.renewal.at = now.Add(k.nextTry())
+			k.renewal.at = now.Add(k.nextTry(now))
 			d.renewals.moved(k)
 			continue
 		}
@@ -75,15 +76,16 @@ func (l *Locker) due(now clock.Instant) (batches [][]renewing) {
 		// The next one, for the case that no answer to this one comes: one lost
 		// reply must not cost the lock.
 		k.renewal.tries++
-		k.renewal.at = now.Add(k.nextTry())
+		k.renewal.at = now.Add(k.nextTry(now))
 		d.renewals.moved(k)
 	}
 	return batches
 }
 
-// nextTry is the time to the next renewal when no answer comes to this one; l.mu is held.
-func (k *Lock) nextTry() time.Duration {
-	return max(k.renewal.every/2, minRenewal)
+// nextTry is the time to the next renewal when no answer comes to this one. What is
+// left after a hand-over is much less than a TTL, and must do for several. l.mu is held.
+func (k *Lock) nextTry(now clock.Instant) time.Duration {
+	return max(min(k.renewal.every/2, k.validUntil().Sub(now)/4), minRenewal)
 }
 
 // sharder is what a Store may offer whose keys live on several servers: one that
