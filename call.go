@@ -74,6 +74,7 @@ const (
 	acquireOp operation = iota
 	releaseOp
 	extendOp
+	renewOp // of one lease, by who waits for it
 )
 
 // call is one request to the store. Clients may not heed contexts (go-redis does not
@@ -126,7 +127,7 @@ func (c *call) run(stop <-chan struct{}, closes bool, limit time.Duration) error
 	w := l.waiters.get(limit, closes)
 	c.deadline, c.done = w.deadline, w.done
 	c.waiter, c.limit, c.stop = w, limit, stop
-	if s, ok := l.store.Store.(*redisStore); ok && s.piped(&c.request) {
+	if s, ok := l.store.Store.(*redisStore); ok && c.op != renewOp && s.piped(&c.request) {
 		c.piped = true
 		if c.ask(); c.gaveUp != nil {
 			return c.gaveUp
@@ -201,6 +202,8 @@ func (c *call) ask() {
 		c.err = c.l.sendRelease(c, c.request.Lease)
 	case extendOp:
 		c.err = c.l.store.Extend(c, c.request.Lease)
+	case renewOp:
+		c.err = c.l.store.Renew(c, []Lease{c.request.Lease})[0]
 	}
 }
 
@@ -224,13 +227,14 @@ func (c *call) late(err error) {
 		c.l.callAll(c.request.Key) // it may have handed the lock to one of us
 	}
 	var held *HeldError
-	unwanted := c.op == acquireOp && !errors.As(err, &held) || c.op == extendOp && err == nil
+	lengthens := c.op == extendOp || c.op == renewOp
+	unwanted := c.op == acquireOp && !errors.As(err, &held) || lengthens && err == nil
 	if !unwanted || c.k == nil {
 		return
 	}
 	c.l.mu.Lock()
 	open := c.k.stage == gone
-	if c.op == extendOp {
+	if lengthens {
 		open = open && !c.k.giving.done
 	} else if !open {
 		c.k.suspect = true

@@ -67,8 +67,9 @@ func (w *want) accept(s *spot, v verdict) (done bool, err error) {
 	return err == nil || !w.again(err), err
 }
 
-// confirm takes a lease that is ours, but too short, to its full length before the
-// work may start; with replicas it waits for their acknowledgement.
+// confirm renews a lease that is ours, but too short, to its full length before the work
+// may start; with replicas it waits for their acknowledgement. It does not extend: one
+// that runs late must not undo an Extend that was longer.
 func (w *want) confirm(v verdict) error {
 	if w.k.config.replicas > 0 {
 		return w.try(true)
@@ -81,7 +82,7 @@ func (w *want) confirm(v verdict) error {
 	if limit <= 0 {
 		return errWaitOver
 	}
-	c := &call{Context: w.ctx, l: w.l, k: k, op: extendOp}
+	c := &call{Context: w.ctx, l: w.l, k: k, op: renewOp}
 	c.request.Lease = k.lease()
 	err := c.run(w.ctx.Done(), true, limit)
 	var lost *LostError

@@ -316,3 +316,49 @@ func (s *hungRenewal) Renew(ctx context.Context, leases []Lease) []error {
 	}
 	return s.redisStore.Renew(ctx, leases)
 }
+
+// What makes a weak grant full may run late, after an Extend: it must not shorten that.
+func TestConfirmationThatRunsLate(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		held := hold(t, memLocker(t, m), "k")
+		store, err := newRedisStore(memClient(t, m))
+		require.NoError(t, err)
+		late := &lateConfirmation{redisStore: store}
+		l, err := NewWithStore(late, quiet(), WithoutRenewal())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		done := make(chan *Lock)
+		go func() { done <- hold(t, l, "k") }()
+		time.Sleep(time.Second)
+		require.NoError(t, held.Release())
+		k := <-done
+		require.NotNil(t, late.run)
+		require.NoError(t, k.Extend(t.Context(), time.Hour))
+		late.run()
+		require.NoError(t, k.Err())
+		require.GreaterOrEqual(t, m.TTL("k"), time.Until(k.ValidUntil()))
+		require.NoError(t, k.Release())
+	})
+}
+
+// lateConfirmation loses the first request that lengthens a lease, and keeps it.
+type lateConfirmation struct {
+	*redisStore
+	run func()
+}
+
+func (s *lateConfirmation) Renew(ctx context.Context, leases []Lease) []error {
+	if s.run != nil {
+		return s.redisStore.Renew(ctx, leases)
+	}
+	s.run = func() { s.redisStore.Renew(context.WithoutCancel(ctx), leases) }
+	return each(leases, errDead)
+}
+
+func (s *lateConfirmation) Extend(ctx context.Context, l Lease) error {
+	if s.run != nil {
+		return s.redisStore.Extend(ctx, l)
+	}
+	s.run = func() { _ = s.redisStore.Extend(context.WithoutCancel(ctx), l) }
+	return errDead
+}
