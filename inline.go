@@ -105,21 +105,7 @@ func (w *want) leaveLine(s *spot, err error) error {
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
 	w.l.closeSpot(s)
-	silent := s.flights > 0 && clock.Now() > s.sent[s.calls%len(s.sent)].Add(mostPause)
-	if silent && s.held.ended(s.heldAt) && s.failure == nil {
-		s.failure = errSilent
-	}
-	if s.held != nil {
-		held := *s.held
-		if held.TTL > 0 {
-			held.TTL = max(0, held.TTL-clock.Now().Sub(s.heldAt))
-		}
-		w.held = &held
-	}
-	if s.failure != nil {
-		w.failure = s.failure
-	}
-	w.unsure = s.failure != nil || w.held == nil && w.failure != nil
+	w.take(s.news, s.flights > 0 && clock.Now() > s.latest().Add(mostPause))
 	return err
 }
 

@@ -147,9 +147,7 @@ type spot struct {
 	sent    [8]clock.Instant // of the latest calls, by number
 	channel string
 
-	held    *HeldError // the latest answer
-	heldAt  clock.Instant
-	failure error // newer than held, if not nil
+	news
 }
 
 // verdict ends a stay in the queue.
@@ -181,7 +179,11 @@ func (l *Locker) enterLine(s *spot) {
 	heap.Push(&l.watch.beats, s)
 	l.lookBy(s.at)
 	l.mu.Unlock()
-	l.group.start(func() { l.call([]*spot{s}) }) // ends with the store's answer
+	l.group.start(func() { // ends with the store's answer
+		ctx, cancel := context.WithTimeout(l.base, attemptLimit)
+		defer cancel()
+		l.call(ctx, []*spot{s})
+	})
 }
 
 // close takes s out of the queue, as far as this process goes; l.mu is held.
@@ -243,6 +245,9 @@ func (l *Locker) told(owner string, n int, token fencing.Token) {
 	}
 	l.granted(s, Grant{Token: token, Left: claim}, sent, now)
 }
+
+// latest returns when the latest call was sent.
+func (s *spot) latest() clock.Instant { return s.sent[s.calls%len(s.sent)] }
 
 // sentAt returns when call n was sent.
 func (s *spot) sentAt(n int) (clock.Instant, bool) {

@@ -20,7 +20,7 @@ func (l *Locker) dueCalls(now clock.Instant) (batches [][]*spot) {
 			break
 		}
 		n := len(batches)
-		busy := s.flights >= maxLineFlights && now < s.sent[s.calls%len(s.sent)].Add(attemptLimit)
+		busy := s.flights >= maxLineFlights && now < s.latest().Add(attemptLimit)
 		if !busy && (n == 0 || len(batches[n-1]) == maxLineCalls) && d.lineCalls >= maxCalls {
 			break
 		}
@@ -45,14 +45,14 @@ func (l *Locker) callLine(batch []*spot) {
 	defer cancel()
 	free := func() { l.freeCall(&l.watch.lineCalls, func() int { return maxCalls }) }
 	inTime := context.AfterFunc(ctx, free)
-	l.call(batch)
+	l.call(ctx, batch)
 	if inTime() {
 		free()
 	}
 }
 
 // call makes one call of each of a batch of waiters.
-func (l *Locker) call(batch []*spot) {
+func (l *Locker) call(ctx context.Context, batch []*spot) {
 	l.mu.Lock()
 	now := clock.Now()
 	open := batch[:0]
@@ -74,8 +74,6 @@ func (l *Locker) call(batch []*spot) {
 		calls = append(calls, call)
 	}
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(l.base, attemptLimit)
-	defer cancel()
 	var answers []lineAnswer
 	if len(calls) > 0 {
 		answers = l.line.store.wait(ctx, calls)
@@ -91,8 +89,7 @@ func (l *Locker) call(batch []*spot) {
 func (l *Locker) answered(s *spot, sent clock.Instant, a lineAnswer) {
 	s.flights--
 	now := clock.Now()
-	_, refused := serverError(a.err)
-	lost := a.err != nil && !refused && !a.known || a.repeated // a copy of the call may still run
+	lost := a.err != nil && !a.known && mayHaveRun(a.err) || a.repeated // a copy of the call may still run
 	if !s.open {
 		l.stray(s.k, a, lost)
 		return
@@ -112,8 +109,7 @@ func (l *Locker) answered(s *spot, sent clock.Instant, a lineAnswer) {
 		l.decide(s, verdict{err: a.held, full: true})
 	case a.held != nil:
 		l.line.crowdIs(s.k.full)
-		s.held, s.heldAt, s.failure, s.fails = a.held, now, nil, 0
-		s.held.Key = s.k.key
+		s.news, s.fails = news{held: a.held, since: now}, 0
 		s.exact, s.at = false, sent.Add(s.window()/3)
 		if end := now.Add(max(a.held.TTL, leastCall)); a.before == 0 && a.held.TTL > 0 && end < s.at {
 			// It will be the first: then its call is what finds that the holder is dead.

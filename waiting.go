@@ -21,8 +21,13 @@ const (
 // Invariant: while anybody waits, exactly one turn has been given: to waiting[0].
 type queue struct {
 	waiting []*turn
-	held    *HeldError    // what the first learned last
-	since   clock.Instant // when
+	news    // of the first
+}
+
+// news is what was heard last of a lock that is waited for.
+type news struct {
+	held    *HeldError
+	since   clock.Instant // of held
 	failure error         // newer than held, if not nil
 }
 
@@ -107,22 +112,29 @@ func (w *want) again(err error) bool {
 func (w *want) giveUp(q *queue, err error) error {
 	w.l.mu.Lock()
 	defer w.l.mu.Unlock()
-	if q.held.ended(q.since) && q.failure == nil {
-		q.failure = errSilent
+	w.take(q.news, true)
+	return err
+}
+
+// take makes n what the error of the wait will tell. If nothing has come since the
+// holder's lease must have ended, silent says that something should have: then nobody
+// knows who has the lock.
+func (w *want) take(n news, silent bool) {
+	if silent && n.failure == nil && n.held.ended(n.since) {
+		n.failure = errSilent
 	}
-	if q.held != nil {
-		held := *q.held
+	if n.held != nil {
+		held := *n.held
 		held.Key = w.k.key
 		if held.TTL > 0 {
-			held.TTL = max(0, held.TTL-clock.Now().Sub(q.since))
+			held.TTL = max(0, held.TTL-clock.Now().Sub(n.since))
 		}
 		w.held = &held
 	}
-	if q.failure != nil {
-		w.failure = q.failure
+	if n.failure != nil {
+		w.failure = n.failure
 	}
-	w.unsure = q.failure != nil || w.held == nil && w.failure != nil
-	return err
+	w.unsure = n.failure != nil || w.held == nil && w.failure != nil
 }
 
 // pause returns how long the first in the queue waits before attempt n: never

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -36,9 +38,6 @@ var smokeScale = scale{
 func newBench(t *testing.T, run string) (*bench, string) {
 	t.Helper()
 	redistest.Need(t)
-	if supported != nil {
-		t.Skip(supported)
-	}
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	return &bench{
@@ -76,7 +75,9 @@ func TestSmoke(t *testing.T) {
 		for _, d := range block.subjects {
 			t.Run(block.id+"/"+d.name, func(t *testing.T) {
 				if own := d.bare || d.name == "holdfast"; !own && block.values[d.name][block.rows[0]] == nil {
-					t.Skip("not measured: a peer may hang, and that must not fail a test here")
+					// A peer may hang, and that is no fault here; but the table must say so.
+					require.Contains(t, strings.Join(b.table.remarks, "\n"), d.name)
+					return
 				}
 				values := func(f figure) float64 {
 					require.Len(t, block.values[d.name][f], 1, f)
