@@ -51,6 +51,11 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	if err != nil {
 		return nil, err
 	}
+	if cfg != l.config {
+		if err := l.checkCall(cfg); err != nil {
+			return nil, err
+		}
+	}
 	wait = wait && cfg.wait != 0
 	if ctx.Err() != nil {
 		err := withContext(ctx, unavailable("acquire", key, errors.New("not asked")))
@@ -126,6 +131,7 @@ type want struct {
 	queues bool // a refused one joins the queue at the server
 
 	held    *HeldError // the latest refusal
+	heldBy  error      // which may tell more than that; nil: it does not
 	heldAt  clock.Instant
 	failure error // the latest failure to learn the outcome
 	unsure  bool  // failure is newer than held
@@ -174,19 +180,29 @@ func (w *want) report(err error) error {
 		return err
 	}
 	switch {
-	case w.held != nil && !w.unsure && w.failure != nil:
-		err = &chain{
-			texts: fmt.Sprintf("%v (before: %v)", w.held, w.failure),
-			errs:  []error{w.held, opaqueContext{w.failure}},
-		}
 	case w.held != nil && !w.unsure:
-		err = w.held
+		err = w.refusal()
 	case w.failure != nil:
 		err = unavailable("acquire", w.k.key, w.failure)
 	default: // the wait ended before anything was learned
 		err = unavailable("acquire", w.k.key, err)
 	}
 	return withContext(w.ctx, err)
+}
+
+// refusal is the error for a lock that somebody has.
+func (w *want) refusal() error {
+	texts, errs := w.held.Error(), []error{w.held}
+	if w.heldBy != nil {
+		texts, errs = fmt.Sprintf("%s: %v", texts, w.heldBy), append(errs, opaqueContext{w.heldBy})
+	}
+	if w.failure != nil {
+		texts, errs = fmt.Sprintf("%s (before: %v)", texts, w.failure), append(errs, opaqueContext{w.failure})
+	}
+	if len(errs) == 1 {
+		return w.held
+	}
+	return &chain{texts, errs}
 }
 
 // try makes one attempt. It returns nil when the lock is held, live and in the
@@ -198,7 +214,7 @@ func (w *want) try(contended bool) error {
 	if k.config.replicas > 0 {
 		limit += k.config.replicaLimit
 	}
-	limit = min(limit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	limit = min(limit, k.config.validity(k.ttl))
 	if w.end != 0 {
 		limit = min(limit, w.end.Sub(sent))
 	}
@@ -207,12 +223,19 @@ func (w *want) try(contended bool) error {
 	}
 	w.attempts++
 	c := &call{Context: w.ctx, l: l, k: k, op: acquireOp, request: Request{
-		Lease: k.lease(), Contended: contended, queues: w.queues, Fencing: k.config.fencing,
+		Lease: k.lease(), Attempt: w.attempts, Contended: contended, queues: w.queues, Fencing: k.config.fencing,
 		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
 	}}
 	err := c.run(w.ctx.Done(), true, limit)
 	if err == nil {
 		err = l.grant(w.ctx, k, c.grant, sent, w.unknown || c.grant.Repeated)
+		switch {
+		case err == nil:
+		case c.grant.Owner != "": // the next attempt will have another
+			l.settler.addOwner(c.request.Lease, c.grant.Owner)
+		default: // the store believes it wanted
+			w.unknown = true
+		}
 	}
 	if err != nil {
 		return w.refused(err)
@@ -226,12 +249,15 @@ func (w *want) refused(err error) error {
 	if errors.As(err, &held) {
 		held.Key = w.k.key
 		w.held, w.heldAt, w.unsure = held, clock.Now(), false
+		if w.heldBy = nil; err != error(held) {
+			w.heldBy = err
+		}
 		return err
 	}
 	if errors.Is(err, ErrInvalid) {
 		return err // nothing was sent
 	}
-	w.unknown = true
+	w.unknown = w.unknown || !w.l.settlesAcquires()
 	// An attempt that the end of the wait cut short does not outweigh a refusal.
 	cut := w.ctx.Err() != nil || w.end != 0 && clock.Now() >= w.end
 	if !cut || w.held == nil && w.failure == nil || w.held.ended(w.heldAt) {
@@ -265,7 +291,7 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 	now := clock.Now()
 	k.since = now
 	k.limit = capAt(now, k.config.maxHoldOf(k.ttl))
-	until := validUntil(sent, lease, k.config.marginOf(lease), k.limit)
+	until := k.config.validUntil(sent, lease, k.limit)
 	k.until.Store(int64(until))
 	switch {
 	case l.ended:
@@ -274,6 +300,9 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 	case now >= until:
 		err = errTooLate
 	default:
+		if g.Owner != "" { // else the next attempt asks as this one has
+			k.owner = g.Owner
+		}
 		k.stage, k.suspect = live, k.suspect || suspect
 		l.arm(k, renewAt)
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // A context that has ended touches nothing.
@@ -246,7 +248,7 @@ func TestAcquireHealingAndFinal(t *testing.T) {
 		}
 		bad.Store(0)
 		require.NoError(t, k.Release())
-		final := &finalError{errors.New("NOPERM")}
+		final := refusal.Final(errors.New("NOPERM"))
 		s.change(func() { s.acquire = func(context.Context, Request) (Grant, error) { return Grant{}, final } })
 		start, n := time.Now(), s.count("acquire")
 		_, err := l.Acquire(t.Context(), "k")

@@ -257,7 +257,7 @@ func BenchmarkToldOfLoss(b *testing.B) {
 				defer mu.Unlock()
 				late = max(late, by)
 				// The key can expire a drift and a margin after the end of validity.
-				early = min(early, heldTTL-validity(heldTTL, heldTTL/10)-by)
+				early = min(early, heldTTL-validityOf(heldTTL, heldTTL/10)-by)
 			})
 		}
 		s.Stop()

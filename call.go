@@ -215,20 +215,25 @@ func (c *call) send() {
 		c.waiter.signals <- answerCame
 		return
 	}
-	c.late(c.err)
+	c.late(c.grant, c.err)
 }
 
 // late deals with an answer that its caller had given up on, or with that to one of
-// its commands. A grant or a longer lease that nobody wants is settled. If the
+// its commands (then g is empty, and c.grant its caller's). A grant or a longer lease that nobody wants is settled. If the
 // acquisition is still under way or has been granted since, what is open will be
 // settled when it ends.
-func (c *call) late(err error) {
+func (c *call) late(g Grant, err error) {
 	if c.op == releaseOp && err == nil && c.l.line.store != nil {
 		c.l.callAll(c.request.Key) // it may have handed the lock to one of us
 	}
+	if c.op == acquireOp && err == nil && g.Owner != "" {
+		c.l.settler.addOwner(c.request.Lease, g.Owner)
+		return
+	}
 	var held *HeldError
 	lengthens := c.op == extendOp || c.op == renewOp
-	unwanted := c.op == acquireOp && !errors.As(err, &held) || lengthens && err == nil
+	unwanted := err == nil && (lengthens || c.op == acquireOp) ||
+		c.op == acquireOp && !errors.As(err, &held) && !c.l.settlesAcquires()
 	if !unwanted || c.k == nil {
 		return
 	}

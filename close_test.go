@@ -12,6 +12,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // Close releases what is held, ends the contexts and the waits; further calls do
@@ -142,7 +144,7 @@ func TestCloseSettles(t *testing.T) {
 func TestCloseError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeStore{}
-		boom := &finalError{errors.New("MISCONF")}
+		boom := refusal.Final(errors.New("MISCONF"))
 		s.release = func(context.Context, Lease) error { return boom }
 		l := fakeLocker(t, s)
 		k := hold(t, l, "k")

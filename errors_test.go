@@ -13,6 +13,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 var sentinels = map[string]error{
@@ -82,7 +84,7 @@ func TestDetailTypes(t *testing.T) {
 	require.Equal(t, LostTaken, l.Reason)
 	require.ErrorAs(t, wrap(&DeadlockError{Cycle: []DeadlockWait{{Holder: "h"}}}), &d)
 	require.Equal(t, "h", d.Cycle[0].Holder)
-	require.ErrorAs(t, wrap(unavailable("acquire", "k", &finalError{&ReplicaError{1, 2}})), &r)
+	require.ErrorAs(t, wrap(unavailable("acquire", "k", refusal.Final(&ReplicaError{1, 2}))), &r)
 	require.Equal(t, &ReplicaError{1, 2}, r)
 }
 
@@ -116,7 +118,7 @@ func TestUnavailableShowsWhatIsBehind(t *testing.T) {
 	var network net.Error
 	require.ErrorAs(t, err, &network)
 
-	err = unavailable("acquire", "k", &finalError{replyError("NOPERM no")})
+	err = unavailable("acquire", "k", refusal.Final(refusal.Reply("NOPERM no")))
 	var reply redis.Error
 	require.ErrorAs(t, err, &reply)
 	require.Equal(t, "NOPERM no", reply.Error())
@@ -193,14 +195,14 @@ func TestErrorsOfCalls(t *testing.T) {
 		},
 		"the server refuses for good": func(t *testing.T) (error, []string) {
 			start := time.Now()
-			_, err := fakeLocker(t, failing(&finalError{replyError("NOPERM no")})).Acquire(t.Context(), "k")
+			_, err := fakeLocker(t, failing(refusal.Final(refusal.Reply("NOPERM no")))).Acquire(t.Context(), "k")
 			require.Zero(t, time.Since(start))
 			var reply redis.Error
 			require.ErrorAs(t, err, &reply)
 			return err, words("ErrUnavailable")
 		},
 		"the server refuses for now": func(t *testing.T) (error, []string) {
-			_, err := fakeLocker(t, failing(replyError("LOADING x"))).Acquire(deadline(t), "k")
+			_, err := fakeLocker(t, failing(refusal.Reply("LOADING x"))).Acquire(deadline(t), "k")
 			var reply redis.Error
 			require.ErrorAs(t, err, &reply)
 			require.ErrorIs(t, err, context.DeadlineExceeded)

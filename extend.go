@@ -31,6 +31,9 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := k.config.check(ttl); err != nil {
 		return err
 	}
+	if err := k.l.checkTTL(ttl); err != nil {
+		return err
+	}
 	if ctx.Err() != nil {
 		return withContext(ctx, unavailable("extend", k.key, errInterrupted))
 	}
@@ -119,7 +122,7 @@ func (l *Locker) extend(ctx context.Context, k *Lock, ttl time.Duration) error {
 	k.longest = max(k.longest, ttl)
 	if ttl < k.ttl {
 		l.setLease(k, ttl)
-		until := validUntil(sent, ttl, k.config.marginOf(ttl), k.limit)
+		until := k.config.validUntil(sent, ttl, k.limit)
 		l.setValidity(k, min(k.validUntil(), until))
 		l.renewBy(k, sent.Add(k.renewal.every))
 		l.rouse()
@@ -160,7 +163,7 @@ func (l *Locker) extended(k *Lock, before, ttl time.Duration, sent clock.Instant
 		lost = &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
 		return lost, lost
 	}
-	if _, refused := serverError(err); refused { // it did not run
+	if err != nil && !mayHaveRun(err) {
 		if k.stage == live {
 			l.setLease(k, before)
 		}

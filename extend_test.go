@@ -22,7 +22,7 @@ func TestExtend(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			require.NoError(t, k.Extend(t.Context(), ttl))
 			require.Equal(t, ttl, m.TTL("k"))
-			require.Equal(t, validity(ttl, ttl/10), time.Until(k.ValidUntil()))
+			require.Equal(t, validityOf(ttl, ttl/10), time.Until(k.ValidUntil()))
 			for range 30 {
 				time.Sleep(ttl / 10)
 				require.NoError(t, k.Err())
@@ -146,7 +146,7 @@ func TestExtendAbandoned(t *testing.T) {
 		err := k.Extend(ctx, 3*time.Second)
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.False(t, k.ValidUntil().After(sent.Add(validity(3*time.Second, 300*time.Millisecond))))
+		require.False(t, k.ValidUntil().After(sent.Add(validityOf(3*time.Second, 300*time.Millisecond))))
 		for range 100 { // the ceiling counts for renewals
 			time.Sleep(100 * time.Millisecond)
 			require.NoError(t, k.Err())

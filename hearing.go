@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // listen is a connection's goroutine.
@@ -68,7 +69,7 @@ func (e *ears) subscribed(r *ear, m *redis.Subscription) {
 // server ends the connection, and the next calls of its waiters open another one,
 // or none if the server wants none.
 func (e *ears) failed(r *ear, err error) bool {
-	text, fromServer := serverError(err)
+	text, fromServer := refusal.Text(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.closed || !fromServer {
@@ -79,7 +80,7 @@ func (e *ears) failed(r *ear, err error) bool {
 		e.start(func() { e.traits.reload(context.Background()) }) // ends with the client's own timeouts
 	case r.sharded && strings.Contains(text, "unknown command"):
 		e.flatten()
-	case says(text, "CROSSSLOT"): // the client has subscribed again to channels of several slots at once
+	case refusal.Says(text, "CROSSSLOT"): // the client has subscribed again to channels of several slots at once
 	case e.final(err):
 		e.deaf = clock.Now().Add(deafFor)
 	}

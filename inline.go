@@ -75,7 +75,7 @@ func (w *want) confirm(v verdict) error {
 		return w.try(true)
 	}
 	k, sent := w.k, clock.Now()
-	limit := min(attemptLimit, validity(k.ttl, k.config.marginOf(k.ttl)))
+	limit := min(attemptLimit, k.config.validity(k.ttl))
 	if w.end != 0 {
 		limit = min(limit, w.end.Sub(sent))
 	}
@@ -92,7 +92,7 @@ func (w *want) confirm(v verdict) error {
 	if err != nil {
 		return w.refused(err)
 	}
-	if left := v.grant.Left; left > 0 && clock.Now() >= v.sent.Add(validity(left, k.config.marginOf(left))) {
+	if left := v.grant.Left; left > 0 && clock.Now() >= v.sent.Add(k.config.validity(left)) {
 		// The lease that was to be confirmed may have ended in between, and this may be
 		// a later one with another token.
 		return &HeldError{Key: k.key}

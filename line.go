@@ -214,7 +214,7 @@ func (l *Locker) callSoon(s *spot, now clock.Instant) {
 func (l *Locker) granted(s *spot, g Grant, sent, now clock.Instant) {
 	v := verdict{grant: g, sent: sent}
 	if g.Left > 0 {
-		until := sent.Add(validity(g.Left, s.k.config.marginOf(g.Left)))
+		until := sent.Add(s.k.config.validity(g.Left))
 		v.weak = s.k.config.noRenewal || until.Sub(now) < s.claim()/2
 	}
 	v.weak = v.weak || s.k.config.replicas > 0
@@ -238,7 +238,7 @@ func (l *Locker) told(owner string, n int, token fencing.Token) {
 	now := clock.Now()
 	sent, known := s.sentAt(n)
 	claim := s.claim()
-	if !known || now >= sent.Add(validity(claim, s.k.config.marginOf(claim))) ||
+	if !known || now >= sent.Add(s.k.config.validity(claim)) ||
 		s.k.config.fencing && token <= 0 {
 		l.callSoon(s, now) // the server knows
 		return

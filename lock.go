@@ -82,6 +82,10 @@ func newLocker(store Store, resource any, opts []Option) (*Locker, error) {
 		queues: make(map[string]*queue),
 	}
 	l.base, l.cancel = context.WithCancel(context.Background())
+	if err := l.configure(); err != nil {
+		l.cancel()
+		return nil, err
+	}
 	l.watch.init()
 	l.initLine()
 	l.settler.l, l.settler.wake = l, make(chan struct{}, 1)
@@ -319,6 +323,7 @@ func (l *Locker) Close() error {
 	}
 	l.settler.finish(start.Add(closeLimit))
 	l.group.wait(closeLimit - clock.Now().Sub(start))
+	l.drain(max(closeLimit-clock.Now().Sub(start), time.Millisecond)) // it must hear of the end, also when all time is used up
 	close(l.closed)
 	return l.closeErr
 }

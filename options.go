@@ -45,6 +45,8 @@ type config struct {
 	noRenewal    bool
 	maxHold      time.Duration // 0: the default
 	margin       time.Duration // negative: a tenth of the TTL
+	driftShare   float64       // negative: one hundredth of the TTL
+	driftPlus    time.Duration
 	holder       string
 	prefix       string
 	fencing      bool
@@ -54,6 +56,7 @@ type config struct {
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()
 	observer     Observer
+	forStore     []any // see StoreOption
 
 	// What the list being applied has named, to find contradictions in it.
 	namedRenewEvery, namedNoRenewal bool
@@ -87,7 +90,7 @@ func WithWait(d time.Duration) Option {
 }
 
 // WithRenewEvery sets the time between renewals, a third of the TTL by default.
-// It must be below the validity, which is TTL - TTL/100 - 2 ms - margin.
+// It must be below the validity, which is TTL - drift - margin (see WithDrift).
 func WithRenewEvery(d time.Duration) Option {
 	return optionFunc(func(c *config) error {
 		if d < minRenewal {
@@ -130,6 +133,20 @@ func WithMargin(d time.Duration) Option {
 			return invalid("WithMargin(%v): must not be negative", d)
 		}
 		c.margin = d
+		return nil
+	})
+}
+
+// WithDrift sets what clocks may disagree over a lease: share of its length (at least 0
+// and below 0.5; 0.01 by default), for their rates, and plus (2 ms by default). Validity
+// is shorter by that.
+func WithDrift(share float64, plus time.Duration) Option {
+	return optionFunc(func(c *config) error {
+		if !(share >= 0 && share < 0.5) || plus < 0 || plus > maxTTL {
+			return invalid("WithDrift(%v, %v): the share must be at least 0 and below 0.5, the time at least 0 and at most %v",
+				share, plus, maxTTL)
+		}
+		c.driftShare, c.driftPlus = share, plus
 		return nil
 	})
 }
@@ -233,7 +250,7 @@ func WithObserver(o Observer) Option {
 
 // defaults returns the settings of a Locker without options.
 func defaults() config {
-	return config{ttl: defaultTTL, wait: -1, margin: -1}
+	return config{ttl: defaultTTL, wait: -1, margin: -1, driftShare: -1, driftPlus: driftPlus}
 }
 
 // with returns c with opts applied and checked.
@@ -259,9 +276,9 @@ func (c *config) with(opts []Option) (*config, error) {
 
 // check refuses settings that leave no validity with a lease of length ttl.
 func (c *config) check(ttl time.Duration) error {
-	left := validity(ttl, c.marginOf(ttl))
+	left := c.validity(ttl)
 	if left <= 0 {
-		return invalid("WithMargin(%v) leaves no validity of WithTTL(%v)", c.margin, ttl)
+		return invalid("WithMargin(%v) and a drift of %v leave no validity of WithTTL(%v)", c.marginOf(ttl), c.driftOf(ttl), ttl)
 	}
 	if every := c.renewalOf(ttl); !c.noRenewal && every >= left {
 		return invalid("WithRenewEvery(%v) is not below the validity %v of WithTTL(%v)", every, left, ttl)

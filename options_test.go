@@ -110,9 +110,9 @@ func TestTTL(t *testing.T) {
 			c := resolved(t, WithTTL(d))
 			require.Equal(t, d, c.ttl)
 			require.GreaterOrEqual(t, time.Duration(millis(d))*time.Millisecond, d)
-			require.Positive(t, validity(d, c.marginOf(d)))
-			require.Less(t, validity(d, c.marginOf(d)), d)
-			require.Less(t, c.renewalOf(d), validity(d, c.marginOf(d)))
+			require.Positive(t, c.validity(d))
+			require.Less(t, c.validity(d), d)
+			require.Less(t, c.renewalOf(d), c.validity(d))
 		})
 	}
 }
@@ -143,7 +143,7 @@ func TestMargin(t *testing.T) {
 	// 1 s - 10 ms - 2 ms: all of it as margin leaves nothing.
 	refused(t, words("WithMargin(988ms)", "WithTTL(1s)"), WithTTL(time.Second), WithMargin(988*time.Millisecond), WithoutRenewal())
 	c := resolved(t, WithTTL(time.Second), WithMargin(988*time.Millisecond-1), WithoutRenewal())
-	require.Equal(t, time.Duration(1), validity(c.ttl, c.marginOf(c.ttl)))
+	require.Equal(t, time.Duration(1), c.validity(c.ttl))
 	require.Zero(t, resolved(t, WithMargin(0)).marginOf(time.Second), "0 is none, not the default")
 	refused(t, words("WithMargin"), WithMargin(Unlimited))
 }
@@ -369,7 +369,7 @@ func FuzzMillis(f *testing.F) {
 		if ms < d || ms-d >= time.Millisecond || ms <= 0 {
 			t.Fatalf("%v became %v on the server", d, ms)
 		}
-		if v := validity(d, d/10); v <= 0 || v >= d {
+		if v := validityOf(d, d/10); v <= 0 || v >= d {
 			t.Fatalf("%v has a validity of %v", d, v)
 		}
 	})

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 const (
@@ -369,7 +371,7 @@ func (b *batch) fail(err error) {
 
 // panicked is the error for a hook that has panicked with p, or has ended the
 // goroutine.
-func panicked(p any) error { return &finalError{fmt.Errorf("client panicked: %v", p)} }
+func panicked(p any) error { return refusal.Final(fmt.Errorf("client panicked: %v", p)) }
 
 // tell hands the answers to the callers, or settles those that nobody waits for. A
 // call belongs to its caller again when it has been told.
@@ -388,6 +390,6 @@ func (ln *lane) tell(calls ...*call) {
 		}
 	}
 	for _, c := range late {
-		c.late(c.cmd.Err())
+		c.late(Grant{}, c.cmd.Err())
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/faultproxy"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // ask makes n calls of one try each for the locks, at the same time.
@@ -76,7 +77,7 @@ func TestPipelineBroken(t *testing.T) {
 		require.LessOrEqual(t, times, 1)
 		if err != nil {
 			failed++
-			_, refused := serverError(err)
+			_, refused := refusal.Text(err)
 			require.False(t, refused)
 			continue
 		}

@@ -12,6 +12,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // grading is how an error is taken: final (or tried again) by an acquisition, by
@@ -59,10 +61,10 @@ var gradedReplies = map[string]grading{
 func TestServerErrorsAreGraded(t *testing.T) {
 	for text, want := range gradedReplies {
 		t.Run(text, func(t *testing.T) {
-			requireGrading(t, replyError(text), want)
-			requireGrading(t, fmt.Errorf("hook: %w", replyError(text)), want)
-			requireGrading(t, errors.Join(errors.New("hook"), replyError(text)), want)
-			requireGrading(t, fmt.Errorf("outer: %w", fmt.Errorf("inner: %w", replyError(text))), want)
+			requireGrading(t, refusal.Reply(text), want)
+			requireGrading(t, fmt.Errorf("hook: %w", refusal.Reply(text)), want)
+			requireGrading(t, errors.Join(errors.New("hook"), refusal.Reply(text)), want)
+			requireGrading(t, fmt.Errorf("outer: %w", fmt.Errorf("inner: %w", refusal.Reply(text))), want)
 		})
 	}
 }
@@ -113,7 +115,7 @@ func TestGoRedisErrorsAreServerErrors(t *testing.T) {
 			err := c.Ping(t.Context()).Err()
 			m.SetError("")
 			require.Error(t, err)
-			got, ok := serverError(fmt.Errorf("hook: %w", err))
+			got, ok := refusal.Text(fmt.Errorf("hook: %w", err))
 			require.True(t, ok, text)
 			require.Equal(t, text, got)
 			requireGrading(t, err, want)
@@ -125,9 +127,9 @@ func TestIsFinal(t *testing.T) {
 	require.False(t, isFinal(nil))
 	require.False(t, isFinal(errors.New("x")))
 	require.True(t, isFinal(invalid("x")))
-	require.True(t, isFinal(&finalError{errors.New("x")}))
-	require.True(t, isFinal(fmt.Errorf("y: %w", &finalError{errors.New("x")})))
-	require.True(t, isFinal(unavailable("acquire", "k", &finalError{errors.New("x")})))
+	require.True(t, isFinal(refusal.Final(errors.New("x"))))
+	require.True(t, isFinal(fmt.Errorf("y: %w", refusal.Final(errors.New("x")))))
+	require.True(t, isFinal(unavailable("acquire", "k", refusal.Final(errors.New("x")))))
 	require.False(t, isFinal(unavailable("acquire", "k", errors.New("x"))))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/fencing"
 	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/internal/keyspace"
+	"github.com/holdfast-go/holdfast/internal/refusal"
 	"github.com/holdfast-go/holdfast/internal/script"
 	"github.com/holdfast-go/holdfast/lua"
 )
@@ -233,7 +234,7 @@ func (s *redisStore) readLine(c *lineCall, reply any, a *lineAnswer) error {
 	case 1, 2:
 		token, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || c.fencing && token <= 0 {
-			return &finalError{fmt.Errorf("wait script: fence counter is gone, or holds %q", text)}
+			return refusal.Final(fmt.Errorf("wait script: fence counter is gone, or holds %q", text))
 		}
 		a.grant = &Grant{Token: fencing.Token(token)}
 		if code == 2 {
@@ -248,7 +249,7 @@ func (s *redisStore) readLine(c *lineCall, reply any, a *lineAnswer) error {
 			a.before = int(before)
 		}
 	default:
-		return s.wrap(replyError(text), false)
+		return s.wrap(refusal.Reply(text), false)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/fencing"
 	"github.com/holdfast-go/holdfast/internal/keyspace"
+	"github.com/holdfast-go/holdfast/internal/refusal"
 	"github.com/holdfast-go/holdfast/internal/script"
 	"github.com/holdfast-go/holdfast/lua"
 )
@@ -162,10 +163,10 @@ func (s *redisStore) take(r Request, cmd *redis.Cmd) (grant Grant, ours bool, er
 	case 1, 2:
 		token, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return Grant{}, false, &finalError{fmt.Errorf("acquire script: token %q is not a number", text)}
+			return Grant{}, false, refusal.Final(fmt.Errorf("acquire script: token %q is not a number", text))
 		}
 		if r.Fencing && token <= 0 {
-			return Grant{}, false, &finalError{fmt.Errorf("acquire script: fence counter is gone, or holds %d", token)}
+			return Grant{}, false, refusal.Final(fmt.Errorf("acquire script: fence counter is gone, or holds %d", token))
 		}
 		grant = Grant{Token: fencing.Token(token)}
 		if code == 2 {
@@ -231,7 +232,7 @@ func (s *redisStore) acquireReplicated(ctx context.Context, r Request) (Grant, e
 	}
 	acked, err := conn.Wait(ctx, r.Replicas, r.ReplicaLimit).Result()
 	if err == nil && acked < int64(r.Replicas) {
-		return Grant{}, &finalError{&ReplicaError{Acked: int(acked), Wanted: r.Replicas}}
+		return Grant{}, refusal.Final(&ReplicaError{Acked: int(acked), Wanted: r.Replicas})
 	}
 	return grant, s.wrap(err, false)
 }
@@ -267,7 +268,7 @@ func (s *redisStore) ownership(reply any) error {
 		return &LostError{Reason: LostTaken}
 	}
 	if text, ok := reply.(string); ok {
-		return s.wrap(replyError(text), true)
+		return s.wrap(refusal.Reply(text), true)
 	}
 	return fmt.Errorf("lock script: unexpected answer %v", reply)
 }

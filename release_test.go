@@ -11,6 +11,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // C001: Release works when the context has ended before.
@@ -216,7 +218,7 @@ func TestReleaseErrors(t *testing.T) {
 			require.NoError(t, k.Release())
 			require.Zero(t, s.server.left("k"))
 		}
-		for _, err := range []error{&finalError{errors.New("MISCONF")}, &LostError{Reason: LostGone}, &LostError{Reason: LostTaken}} {
+		for _, err := range []error{refusal.Final(errors.New("MISCONF")), &LostError{Reason: LostGone}, &LostError{Reason: LostTaken}} {
 			s.change(func() { s.release = func(context.Context, Lease) error { return err } })
 			k := hold(t, l, err.Error())
 			n, start := s.count("release"), time.Now()

@@ -233,7 +233,7 @@ func (l *Locker) renewed(r renewing, sent, now clock.Instant, share float64, err
 // confirm moves the validity of a live lock after a command sent at sent has
 // started its lease anew; l.mu is held. Validity never moves back here.
 func (l *Locker) confirm(k *Lock, sent clock.Instant, lease time.Duration) {
-	until := validUntil(sent, lease, k.config.marginOf(lease), k.limit)
+	until := k.config.validUntil(sent, lease, k.limit)
 	if until > k.validUntil() {
 		l.setValidity(k, until)
 	}

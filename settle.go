@@ -68,6 +68,17 @@ func (s *settler) add(k *Lock, again bool) {
 	s.put(u)
 }
 
+// addOwner puts a lock on the list that an attempt has taken under a value of its own,
+// too late. asked is what the attempt has asked for: its Lock may be held by now, with the
+// value of a later one.
+func (s *settler) addOwner(asked Lease, owner string) {
+	now := clock.Now()
+	s.put(&unsettled{
+		lease: Lease{Key: asked.Key, Owner: owner}, due: now,
+		end: now.Add(asked.TTL).Add(2 * settleAgain), once: true,
+	})
+}
+
 // addLeft puts the place that k has in a queue on the list: one that was given up.
 func (s *settler) addLeft(k *Lock) {
 	u := newUnsettled(k, clock.Now())

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
 // Store is a foundation that a Locker stands on. Waiting, renewal, validity,
@@ -18,7 +19,25 @@ import (
 //
 // An error whose chain has a method Final() bool that returns true ends an
 // acquisition at once, because waiting cannot heal it. All other errors are
-// tried again within the wait or the validity.
+// tried again within the wait or the validity; an acquisition that waits after a pause
+// of RetryAfter() time.Duration, if the chain has that method and it is above 0 and at
+// most 250 ms. A method MayHaveRun()
+// bool says of an error of Extend or Release whether what was asked may have been done,
+// or may yet be; without it that follows from what errors of go-redis say.
+//
+// A Store may have these methods, too; none of them may wait for the server, but Drain:
+//
+//   - Configure(StoreSettings) error: NewWithStore calls it, once, before all else.
+//   - CheckTTL(time.Duration) error: refuses a TTL, with an error that wraps ErrInvalid.
+//   - Watch(key string, wake func()) (stop func()): wake, called at any time from any
+//     goroutine, says that key may have become free; not before Watch has returned.
+//     A key may be watched anew before the last watch of it is stopped.
+//   - Drain(limit time.Duration): Close calls it last. It ends what goes on in the
+//     background, and comes back within limit.
+//   - SettlesAcquires(): its presence says that the store itself gives back what an
+//     Acquire without success may have taken, also one whose ctx has ended.
+//   - Shards(ctx context.Context, leases []Lease) [][]int: the indexes of the leases by
+//     server, each of which then gets renewals of its own.
 type Store interface {
 	// Acquire makes one attempt to take r.Key for r.Owner. It must be idempotent
 	// for an owner, and must not delete or shorten what an earlier attempt of the
@@ -54,6 +73,7 @@ type Lease struct {
 // Request is one attempt to take a lock.
 type Request struct {
 	Lease
+	Attempt      int           // counts the attempts of an acquisition, from 1
 	Contended    bool          // the lock was held a moment ago; a hint
 	queues       bool          // the caller joins a queue if it is refused: who has the lock need not be told
 	Fencing      bool          // draw a token with the grant
@@ -71,6 +91,11 @@ type Grant struct {
 
 	// Repeated says that a copy of the request may still run at the server.
 	Repeated bool
+
+	// Owner, if not "", is the value that the store has given the lock in place of
+	// Request.Owner: Lock.Owner, and what the other methods get. Then each attempt must
+	// have a value of its own, and the store must have SettlesAcquires.
+	Owner string
 }
 
 // safeStore turns a panic in a store, a client or its hooks into an error: it
@@ -79,7 +104,7 @@ type safeStore struct{ Store }
 
 func caught(err *error) {
 	if p := recover(); p != nil {
-		*err = &finalError{fmt.Errorf("client panicked: %v", p)}
+		*err = refusal.Final(fmt.Errorf("client panicked: %v", p))
 	}
 }
 

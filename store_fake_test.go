@@ -225,7 +225,13 @@ func quiet() Option { return WithLogger(slog.New(slog.DiscardHandler)) }
 // fakeLocker returns a Locker on s, closed at the end of the test.
 func fakeLocker(t *testing.T, s *fakeStore, opts ...Option) *Locker {
 	t.Helper()
-	l, err := NewWithStore(s, append([]Option{quiet()}, opts...)...)
+	return lockerOn(t, s, s, opts...)
+}
+
+// lockerOn is fakeLocker for a store that has s in it.
+func lockerOn(t *testing.T, store Store, s *fakeStore, opts ...Option) *Locker {
+	t.Helper()
+	l, err := NewWithStore(store, append([]Option{quiet()}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		s.mu.Lock()

@@ -1,27 +1,36 @@
 package holdfast
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
 )
 
-// drift is what clocks may disagree over a lease of length d: one per cent for
-// their rates, and 2 ms for rounding. Source: the Redlock description, redis.io,
-// "Distributed Locks with Redis", section "Safety arguments".
-func drift(d time.Duration) time.Duration { return d/100 + 2*time.Millisecond }
+// driftPlus is the part of the drift that does not grow with the lease.
+const driftPlus = 2 * time.Millisecond
+
+// driftOf is what clocks may disagree over a lease of length d: by default one per
+// cent for their rates, and 2 ms for rounding. Source: the Redlock description,
+// redis.io, "Distributed Locks with Redis", section "Safety arguments".
+func (c *config) driftOf(d time.Duration) time.Duration {
+	if c.driftShare < 0 {
+		return d/100 + c.driftPlus
+	}
+	return time.Duration(math.Ceil(c.driftShare*float64(d))) + c.driftPlus
+}
 
 // validity is how long a lease of length d may be trusted, counted from before
 // the command that started it was sent. The server starts the lease no earlier
 // than that, so it cannot end sooner in true time than sent + d - drift. The
 // margin is the time the holder has to stop.
-func validity(d, margin time.Duration) time.Duration { return d - drift(d) - margin }
+func (c *config) validity(d time.Duration) time.Duration { return d - c.driftOf(d) - c.marginOf(d) }
 
 // validUntil is the end of trust in a lease of length d, started or restarted by
 // a command sent at sent, and never beyond the cap on the hold.
-func validUntil(sent clock.Instant, d, margin time.Duration, limit clock.Instant) clock.Instant {
-	return min(sent.Add(validity(d, margin)), limit)
+func (c *config) validUntil(sent clock.Instant, d time.Duration, limit clock.Instant) clock.Instant {
+	return min(sent.Add(c.validity(d)), limit)
 }
 
 // backoff returns the pause before try n (from 1): half to all of first·2^(n-1),

@@ -21,12 +21,14 @@ const (
 // Invariant: while anybody waits, exactly one turn has been given: to waiting[0].
 type queue struct {
 	waiting []*turn
-	news    // of the first
+	stop    func() // ends the store's watch; nil: there is none
+	news           // of the first
 }
 
 // news is what was heard last of a lock that is waited for.
 type news struct {
 	held    *HeldError
+	heldBy  error         // see want.heldBy
 	since   clock.Instant // of held
 	failure error         // newer than held, if not nil
 }
@@ -49,7 +51,7 @@ func (w *want) wait() error {
 			return err
 		}
 	}
-	q, t := w.l.join(w.k.full, w)
+	q, t, first := w.l.join(w.k.full, w)
 	if q == nil { // as many wait as may
 		if err == nil {
 			err = w.try(false)
@@ -60,6 +62,9 @@ func (w *want) wait() error {
 		return err
 	}
 	defer w.l.leave(w.k.full, q, t)
+	if first {
+		w.l.watchKey(w.k.full, q)
+	}
 	var over <-chan time.Time
 	if w.end != 0 {
 		timer := time.NewTimer(w.end.Sub(clock.Now()))
@@ -75,15 +80,19 @@ func (w *want) wait() error {
 	case <-w.l.closing:
 		return ErrClosed
 	}
-	return w.poll(q, t, over)
+	return w.poll(q, t, over, err)
 }
 
-// poll asks again and again, with pauses that grow.
-func (w *want) poll(q *queue, t *turn, over <-chan time.Time) error {
+// poll asks again and again, with pauses that grow; err is what was learned last.
+func (w *want) poll(q *queue, t *turn, over <-chan time.Time, err error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for n := 1; ; n++ {
-		timer.Reset(w.l.pause(q, n))
+		pause := retryAfter(err)
+		if pause <= 0 || pause > mostPause {
+			pause = w.l.pause(q, n)
+		}
+		timer.Reset(pause)
 		select {
 		case <-timer.C:
 		case <-t.poke:
@@ -95,7 +104,7 @@ func (w *want) poll(q *queue, t *turn, over <-chan time.Time) error {
 		case <-w.l.closing:
 			return ErrClosed
 		}
-		err := w.try(true)
+		err = w.try(true)
 		if err == nil || !w.again(err) {
 			return err
 		}
@@ -129,7 +138,7 @@ func (w *want) take(n news, silent bool) {
 		if held.TTL > 0 {
 			held.TTL = max(0, held.TTL-clock.Now().Sub(n.since))
 		}
-		w.held = &held
+		w.held, w.heldBy = &held, n.heldBy
 	}
 	if n.failure != nil {
 		w.failure = n.failure
@@ -156,35 +165,41 @@ func (l *Locker) contended(full string) bool {
 	return l.queues[full] != nil
 }
 
-// join puts a waiter at the end of the key's queue, unless as many wait as may.
-func (l *Locker) join(full string, w *want) (*queue, *turn) {
-	t := &turn{first: make(chan struct{}), poke: make(chan struct{}, 1)}
+// join puts a waiter at the end of the key's queue, unless as many wait as may. first
+// says that it is a new queue.
+func (l *Locker) join(full string, w *want) (q *queue, t *turn, first bool) {
+	t = &turn{first: make(chan struct{}), poke: make(chan struct{}, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q := l.queues[full]
+	q = l.queues[full]
 	if most := w.k.config.maxWaiters; q != nil && most > 0 && len(q.waiting) >= most {
-		return nil, nil
+		return nil, nil, false
 	}
-	if q == nil {
+	if first = q == nil; first {
 		q = &queue{}
 		l.queues[full] = q
 		close(t.first)
 	}
 	q.waiting = append(q.waiting, t)
 	q.learn(w)
-	return q, t
+	return q, t, first
 }
 
 // leave takes a waiter out, whatever it got, and gives its turn on.
 func (l *Locker) leave(full string, q *queue, t *turn) {
+	var stop func()
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	i := slices.Index(q.waiting, t)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	if len(q.waiting) == 0 {
 		delete(l.queues, full)
+		stop = q.stop
 	} else if i == 0 {
 		close(q.waiting[0].first)
+	}
+	l.mu.Unlock()
+	if stop != nil {
+		_ = contain(stop)
 	}
 }
 
@@ -200,7 +215,7 @@ func (q *queue) learn(w *want) {
 	case w.unsure:
 		q.failure = w.failure
 	case w.held != nil:
-		q.held, q.since, q.failure = w.held, w.heldAt, nil
+		q.held, q.heldBy, q.since, q.failure = w.held, w.heldBy, w.heldAt, nil
 	}
 }
 

@@ -33,6 +33,18 @@ func New(text string) *Script {
 	return s
 }
 
+// Text returns the script's text.
+func (s *Script) Text() string { return s.text }
+
+// Digest returns what servers know the script by, a string, as an argument of a command;
+// nil where it cannot be computed.
+func (s *Script) Digest() any {
+	if s.sha == "" {
+		return nil
+	}
+	return s.shaArg
+}
+
 // digest names the script as the server does. It secures nothing, but a
 // process under GODEBUG=fips140=only may not compute it: crypto/sha1 panics.
 func digest(text string) (sha string) {
