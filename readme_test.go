@@ -48,25 +48,32 @@ func exampleBody(t *testing.T, name string) string {
 	return ""
 }
 
-// What the scripts call is in the README's ACL line.
+// What the scripts call is in the README's ACL lines: of one Redis, and of a majority.
 func TestReadmeNamesAllCommands(t *testing.T) {
-	var line string
-	for l := range strings.Lines(readme(t)) {
-		if strings.HasPrefix(l, "ACL SETUSER ") {
-			line = l
+	majority := []string{"accept", "extend", "floor", "giveup", "keep", "renew", "acquire"}
+	isMajority := func(name string) bool { return slices.Contains(majority, name) }
+	isSingle := func(name string) bool { return !slices.Contains(majority[:5], name) || name == "extend" }
+	for user, commands := range map[string][]string{
+		"locks":    append(scriptCommands(t, isSingle), "set", "eval", "evalsha", "wait", "subscribe"),
+		"majority": append(scriptCommands(t, isMajority), "eval", "evalsha", "info", "subscribe", "unsubscribe", "script|load"),
+	} {
+		line := regexp.MustCompile("(?m)^ACL SETUSER " + user + " .*$").FindString(readme(t))
+		require.NotEmpty(t, line, user)
+		rights := strings.Fields(line)
+		for _, command := range commands {
+			if user == "majority" && command == "incr" {
+				continue // of a fenced lock on one Redis
+			}
+			require.Contains(t, rights, "+"+command, "of %s", user)
 		}
-	}
-	require.NotEmpty(t, line)
-	rights := strings.Fields(line)
-	for _, command := range append(scriptCommands(t), "set", "eval", "evalsha", "wait") {
-		require.True(t, slices.Contains(rights, "+"+command), "+%s is not in %q", command, line)
 	}
 }
 
 // Every option and every error is in the README.
 func TestReadmeIsComplete(t *testing.T) {
 	text := readme(t)
-	for _, s := range sources(t, ".", isRootCode) {
+	isPublic := func(path string) bool { return isRootCode(path) || strings.HasPrefix(path, "redlock/") && isCode(path) }
+	for _, s := range sources(t, ".", isPublic) {
 		for _, d := range s.file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "With") {
 				require.Contains(t, text, "`"+f.Name.Name+"(")

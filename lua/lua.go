@@ -36,4 +36,20 @@ var (
 	// Extend sets what is left of one lease, if it is the caller's.
 	//go:embed extend.lua
 	Extend string
+
+	// Accept takes a lock for a proposed token, on one instance of a majority.
+	//go:embed accept.lua
+	Accept string
+
+	// Keep gives a held lock back to an instance of a majority.
+	//go:embed keep.lua
+	Keep string
+
+	// GiveUp gives a lock up on one instance of a majority.
+	//go:embed giveup.lua
+	GiveUp string
+
+	// Floor raises the floor under the fence counters of an instance.
+	//go:embed floor.lua
+	Floor string
 )
