@@ -90,6 +90,75 @@ func ours(n int64, err error) error {
 	return err
 }
 
+// bareMajority asks all servers at once, and goes on with the answers of a majority. What
+// the others answer, or do not, is nobody's business.
+type bareMajority struct {
+	settings
+
+	clients []*redis.Client
+	deletes *redis.Script
+}
+
+func openBareMajority(s settings) (subject, error) {
+	b := &bareMajority{settings: s, deletes: redis.NewScript(deleteText)}
+	for _, addr := range s.addrs {
+		b.clients = append(b.clients, goRedis(s, addr))
+	}
+	return b, nil
+}
+
+func (b *bareMajority) close() {
+	for _, c := range b.clients {
+		_ = c.Close()
+	}
+}
+
+// ask calls do for each server and returns when most have agreed, or cannot any more.
+func (b *bareMajority) ask(do func(c *redis.Client) error) error {
+	answers := make(chan error, len(b.clients))
+	for _, c := range b.clients {
+		go func() { answers <- do(c) }() // ends by the client's own timeouts
+	}
+	most := len(b.clients)/2 + 1
+	for votes, left := 0, len(b.clients); ; left-- {
+		if votes == most {
+			return nil
+		}
+		if votes+left < most {
+			return errNotOurs
+		}
+		if err := <-answers; err == nil {
+			votes++
+		}
+	}
+}
+
+func (b *bareMajority) acquire(ctx context.Context, key string) (hold, error) {
+	h := &bareMajorityHold{b, key, rand.Text()}
+	return h, b.ask(func(c *redis.Client) error {
+		ok, err := c.SetNX(ctx, key, h.token, b.ttl).Result()
+		if err == nil && !ok {
+			err = errNotOurs
+		}
+		return err
+	})
+}
+
+func (b *bareMajority) keep(context.Context, string) (kept, error) {
+	return nil, errors.New("not for a majority")
+}
+
+type bareMajorityHold struct {
+	b          *bareMajority
+	key, token string
+}
+
+func (h *bareMajorityHold) release() error {
+	return h.b.ask(func(c *redis.Client) error {
+		return ours(h.b.deletes.Run(context.Background(), c, []string{h.key}, h.token).Int64())
+	})
+}
+
 // rueidisClient are the options for the subjects that stand on rueidis, its defaults.
 func rueidisClient(s settings) rueidis.ClientOption {
 	return rueidis.ClientOption{

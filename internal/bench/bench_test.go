@@ -138,9 +138,18 @@ func checkWorkload(t *testing.T, id string, d description, values func(figure) f
 	case "silent":
 		require.LessOrEqual(t, values(figUntold), float64(silentLocks))
 	case "majority":
-		if id == "majority-healthy" || id == "majority-far" {
+		if id == "majority-alone" || id == "majority-healthy" || id == "majority-far" {
 			require.Positive(t, values(figCycles))
-			require.Zero(t, values(figFailures)+values(figStuck)+values(figKeys))
+		}
+		if d.name == "holdfast" { // whatever is wrong with the servers
+			require.Zero(t, values(figFailures)+values(figStuck)+values(figGoroutines))
+			if id == "majority-hanging" {
+				// What was on its way when the server fell silent is run when the process has
+				// long ended. It ends with its lease.
+				require.LessOrEqual(t, values(figKeys), 4.0)
+			} else {
+				require.Zero(t, values(figKeys))
+			}
 		}
 	default:
 		t.Fatalf("no check for %q", id)

@@ -15,11 +15,13 @@ type fault struct {
 	far       int // so many are distant
 	hanging   int // so many take what is sent and do not answer
 	killed    int
+	alone     bool // one server is asked for locks, to compare with
 }
 
 const majorityServers = 5
 
 var faults = []fault{
+	{id: "alone", title: "1 of them alone", alone: true},
 	{id: "healthy", title: "all well"},
 	{id: "far", title: "2 of them 30 ms away", far: 2},
 	{id: "hanging", title: "1 of them silent", hanging: 1},
@@ -93,9 +95,12 @@ func measureMajority(ctx context.Context, b *bench, d description, fault fault) 
 	if err != nil {
 		return nil, nil, err
 	}
+	if fault.alone {
+		addrs = addrs[:1]
+	}
 	limit := b.scale.callLimit
 	c, err := muster(ctx, b.family, job{
-		Kind: "majority", Subject: d.name, Majority: true, Addrs: addrs, TTL: cycleTTL,
+		Kind: "majority", Subject: d.name, Majority: !fault.alone, Addrs: addrs, TTL: cycleTTL,
 		Duration: b.scale.majority, Hold: limit, Limit: b.scale.majority + 3*limit + patience,
 	})
 	if err != nil {

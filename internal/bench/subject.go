@@ -60,7 +60,9 @@ var subjects = []description{
 // majoritySubjects are those that take a lock over independent servers. A library that
 // learns to do so is added here, and nowhere else.
 var majoritySubjects = []description{
+	{name: "bare go-redis", bare: true, open: openBareMajority},
 	{name: "redsync", open: openRedsync},
+	{name: "holdfast", open: openHoldfastMajority},
 }
 
 // find returns the subject called name in list.
