@@ -346,12 +346,18 @@ func TestRandomFaults(t *testing.T) {
 			held := map[*holdfast.Lock]bool{}
 			grants := 0
 			end := x.storm()
-			until := time.Now().Add(2 * time.Second)
+			began := time.Now()
+			stormy := func() bool { // for a while, and until there was something to see
+				mu.Lock()
+				defer mu.Unlock()
+				lasted := time.Since(began)
+				return lasted < 2*time.Second || grants <= 3 && lasted < patience
+			}
 			var wg sync.WaitGroup
 			for w := range 4 {
 				l := x.locker(WithDurableInstances(), holdfast.WithTTL(ttl), WithNodeTimeout(50*time.Millisecond), holdfast.WithRenewEvery(60*time.Millisecond))
-				wg.Go(func() { // ends soon after until
-					for time.Now().Before(until) {
+				wg.Go(func() { // ends soon after the storm
+					for stormy() {
 						k, err := l.Acquire(context.Background(), "k", holdfast.WithWait(time.Second))
 						if err != nil {
 							continue

@@ -14,9 +14,10 @@ const (
 
 	// An instance that was asked for the lock and did not answer is looked at again so
 	// long after the lock was given up there, and then after twice the time each: a
-	// command whose connection was closed can still run.
+	// command whose connection was closed can still run. Others wait for what it leaves,
+	// so one more look comes before, when most of such commands have run.
 	lookAgain = time.Second
-	looks     = 3
+	looks     = 4
 )
 
 // hold is what is known of one value of one key, from the first request for it to the
@@ -272,7 +273,11 @@ func (h *hold) dropped(i int, r *request) {
 	default:
 		p.tries = 0
 		if p.unsure && p.looks < looks {
-			h.later(i, lookAgain<<p.looks)
+			pause := min(2*h.s.limit, lookAgain)
+			if p.looks > 0 {
+				pause = lookAgain << (p.looks - 1)
+			}
+			h.later(i, pause)
 			p.looks++
 		}
 	}
