@@ -66,7 +66,7 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 		cfg.refused(key, ErrClosed)
 		return nil, ErrClosed
 	}
-	defer l.group.done()
+	defer l.group.Done()
 	owner, err := newOwner(cfg.holder)
 	if err != nil {
 		err = unavailable("acquire", key, err)
@@ -93,7 +93,7 @@ func (l *Locker) enter() bool {
 	if l.ended {
 		return false
 	}
-	l.group.add()
+	l.group.Add()
 	return true
 }
 

@@ -3,62 +3,9 @@ package holdfast
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// group counts the goroutines of a Locker, so that Close can wait for them.
-type group struct {
-	mu   sync.Mutex
-	n    int
-	idle chan struct{} // closed when n falls to 0; nil unless somebody waits
-}
-
-// start runs fn on a goroutine that ends when fn returns.
-func (g *group) start(fn func()) {
-	g.add()
-	go func() { // ended by fn
-		defer g.done()
-		fn()
-	}()
-}
-
-func (g *group) add() {
-	g.mu.Lock()
-	g.n++
-	g.mu.Unlock()
-}
-
-func (g *group) done() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.n--
-	if g.n == 0 && g.idle != nil {
-		close(g.idle)
-		g.idle = nil
-	}
-}
-
-// wait waits until no goroutine is left, or for limit.
-func (g *group) wait(limit time.Duration) {
-	g.mu.Lock()
-	if g.n == 0 {
-		g.mu.Unlock()
-		return
-	}
-	if g.idle == nil {
-		g.idle = make(chan struct{})
-	}
-	idle := g.idle
-	g.mu.Unlock()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-idle:
-	case <-timer.C:
-	}
-}
 
 // States of a call. Whoever changes running decides who deals with the result.
 const (
@@ -135,7 +82,7 @@ func (c *call) run(stop <-chan struct{}, closes bool, limit time.Duration) error
 		l.waiters.put(w)
 		return c.err
 	}
-	l.group.add()
+	l.group.Add()
 	go c.send() // ends with the store's answer: at the latest by the client's own timeouts
 	err := c.wait()
 	if err == nil {
@@ -209,7 +156,7 @@ func (c *call) ask() {
 
 // send is the goroutine of a call that has one.
 func (c *call) send() {
-	defer c.l.group.done()
+	defer c.l.group.Done()
 	c.ask()
 	if c.state.CompareAndSwap(running, answered) {
 		c.waiter.signals <- answerCame

@@ -48,9 +48,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		}
 	}
 	redistest.Eventually(t, 5*time.Second, "the Locker is idle", func() bool {
-		l.group.mu.Lock()
-		defer l.group.mu.Unlock()
-		return l.group.n == 0
+		return l.group.Running() == 0
 	})
 }
 

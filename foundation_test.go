@@ -283,7 +283,7 @@ func TestDrain(t *testing.T) {
 		s.drain = func(limit time.Duration) {
 			calls++
 			require.Zero(t, s.server.left("held")+s.server.left("unsettled"))
-			require.Zero(t, l.group.n, "goroutines of the Locker")
+			require.Zero(t, l.group.Running(), "goroutines of the Locker")
 			require.Equal(t, 5*time.Second-time.Since(start), limit)
 			time.Sleep(500 * time.Millisecond)
 			panic("boo")

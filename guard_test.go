@@ -249,7 +249,7 @@ func countExported(f *ast.File) (n int) {
 }
 
 // Each goroutine has a comment, on its line or the one before, that says who ends
-// it. A method Go of a WaitGroup, and start of a group, count as go statements.
+// it. A method Go of a WaitGroup, and Start of a group, count as go statements.
 func TestGoroutinesSayWhoEndsThem(t *testing.T) {
 	starts := 0
 	for _, s := range sources(t, ".", isRootCode) {
@@ -279,7 +279,7 @@ func startsGoroutine(n ast.Node) bool {
 		return true
 	case *ast.CallExpr:
 		sel, ok := n.Fun.(*ast.SelectorExpr)
-		return ok && (sel.Sel.Name == "Go" || sel.Sel.Name == "start")
+		return ok && (sel.Sel.Name == "Go" || sel.Sel.Name == "Start")
 	}
 	return false
 }

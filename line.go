@@ -108,7 +108,7 @@ func (l *Locker) initLine() {
 	l.line.spots = make(map[string]*spot)
 	if s, ok := l.store.Store.(lineStore); ok {
 		l.line.store = safeLine{s}
-		s.listen(l.hear, l.tuned, l.group.start)
+		s.listen(l.hear, l.tuned, l.group.Start)
 	}
 }
 
@@ -179,7 +179,7 @@ func (l *Locker) enterLine(s *spot) {
 	heap.Push(&l.watch.beats, s)
 	l.lookBy(s.at)
 	l.mu.Unlock()
-	l.group.start(func() { // ends with the store's answer
+	l.group.Start(func() { // ends with the store's answer
 		ctx, cancel := context.WithTimeout(l.base, attemptLimit)
 		defer cancel()
 		l.call(ctx, []*spot{s})

@@ -90,9 +90,7 @@ func tunedIn(t *testing.T, c *redis.Client, n int) {
 func idle(t *testing.T, l *Locker) {
 	t.Helper()
 	redistest.Eventually(t, 10*time.Second, "the Locker is idle", func() bool {
-		l.group.mu.Lock()
-		defer l.group.mu.Unlock()
-		return l.group.n == 0
+		return l.group.Running() == 0
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/fencing"
 	"github.com/holdfast-go/holdfast/internal/clock"
+	"github.com/holdfast-go/holdfast/internal/group"
 )
 
 // Locker takes locks. It is safe for concurrent use by any number of goroutines;
@@ -27,7 +28,7 @@ type Locker struct {
 	resource any     // what the keys live on, to tell nested locks of one key
 	config   *config // defaults; not changed
 
-	group   group
+	group   group.Group
 	notify  notifier
 	settler settler
 	waiters waiterPool
@@ -322,7 +323,7 @@ func (l *Locker) Close() error {
 		l.line.store.hush()
 	}
 	l.settler.finish(start.Add(closeLimit))
-	l.group.wait(closeLimit - clock.Now().Sub(start))
+	l.group.Wait(closeLimit - clock.Now().Sub(start))
 	l.drain(max(closeLimit-clock.Now().Sub(start), time.Millisecond)) // it must hear of the end, also when all time is used up
 	close(l.closed)
 	return l.closeErr

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/group"
 )
 
 // Observer is a set of functions that are told what happens to locks, to hang
@@ -109,7 +111,7 @@ type notifier struct {
 }
 
 // tell queues fn. One that may be dropped is dropped when too many wait.
-func (n *notifier) tell(g *group, droppable bool, fn func()) {
+func (n *notifier) tell(g *group.Group, droppable bool, fn func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if droppable && len(n.queue) >= maxUntold {
@@ -118,18 +120,18 @@ func (n *notifier) tell(g *group, droppable bool, fn func()) {
 	n.queue = append(n.queue, fn)
 	if !n.running {
 		n.running = true
-		g.start(func() { n.run(g) }) // ends when the queue is empty
+		g.Start(func() { n.run(g) }) // ends when the queue is empty
 	}
 }
 
-func (n *notifier) run(g *group) {
+func (n *notifier) run(g *group.Group) {
 	for n.next(g) {
 	}
 }
 
 // next tells one event, and reports whether there was one. A function that ends
 // the goroutine (runtime.Goexit, by a test's FailNow) does not end the others.
-func (n *notifier) next(g *group) (more bool) {
+func (n *notifier) next(g *group.Group) (more bool) {
 	n.mu.Lock()
 	if len(n.queue) == 0 {
 		n.queue, n.running = nil, false
@@ -142,7 +144,7 @@ func (n *notifier) next(g *group) (more bool) {
 	n.mu.Unlock()
 	defer func() {
 		if !more {
-			g.start(func() { n.run(g) }) // ends when the queue is empty
+			g.Start(func() { n.run(g) }) // ends when the queue is empty
 		}
 	}()
 	fn()

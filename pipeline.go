@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/group"
 	"github.com/holdfast-go/holdfast/internal/refusal"
 )
 
@@ -164,7 +165,7 @@ func (ln *lane) process(c *call, cmd redis.Cmder) error {
 	if len(ln.waiting) == 0 && (ln.flying == 0 || ln.flying < fewFlights && !ln.crowded) {
 		ln.flying++
 		ln.mu.Unlock()
-		c.l.group.add()
+		c.l.group.Add()
 		c.waiter.lane, c.waiter.call = ln, c
 		go c.waiter.fly() // ends when nothing waits
 	} else {
@@ -239,7 +240,7 @@ func (ln *lane) overdue() {
 	}
 	ln.flying++
 	g := &b.calls[0].l.group
-	g.add() // before the callers can be told, which are counted themselves
+	g.Add() // before the callers can be told, which are counted themselves
 	ln.mu.Unlock()
 	ln.fly(g, nil, b)
 }
@@ -296,14 +297,14 @@ func (ln *lane) land() *batch {
 
 // fly is the goroutine of a flight, counted in g. It sends the command of c, or b, and
 // then what waits, until nothing does.
-func (ln *lane) fly(g *group, c *call, b *batch) {
+func (ln *lane) fly(g *group.Group, c *call, b *batch) {
 	through := false
 	defer func() {
 		if !through { // a hook has ended this goroutine (runtime.Goexit)
-			g.add()
+			g.Add()
 			go ln.fly(g, nil, nil) // ends when nothing waits
 		}
-		g.done()
+		g.Done()
 	}()
 	if c != nil {
 		ln.send(c)

@@ -114,7 +114,7 @@ func spread[T any](l *Locker, batch []T, key func(T) string, under *int, send fu
 		l.mu.Lock()
 		*under++
 		l.mu.Unlock()
-		l.group.start(func() { send(part) }) // ends with the store's answer
+		l.group.Start(func() { send(part) }) // ends with the store's answer
 	}
 }
 

@@ -111,7 +111,7 @@ func (s *settler) put(u *unsettled) {
 		return
 	}
 	s.running = true
-	s.l.group.start(s.work) // ends when nothing is open and nothing under way
+	s.l.group.Start(s.work) // ends when nothing is open and nothing under way
 }
 
 // finish lets every entry have one last try now, when Close has begun. A further
@@ -167,7 +167,7 @@ func (s *settler) send() (sleep time.Duration, more bool) {
 			continue // every lease that it can have started has ended, or nobody waits
 		}
 		s.flying++
-		s.l.group.start(func() { s.try(u) }) // ends within settleLimit
+		s.l.group.Start(func() { s.try(u) }) // ends within settleLimit
 	}
 	if len(s.open) == 0 && s.flying == 0 {
 		s.running = false

@@ -277,7 +277,5 @@ func lostBecause(t *testing.T, k *Lock, reason string) {
 func idleSoon(t *testing.T, l *Locker) {
 	t.Helper()
 	time.Sleep(10 * time.Second)
-	l.group.mu.Lock()
-	defer l.group.mu.Unlock()
-	require.Zero(t, l.group.n, "goroutines of the Locker")
+	require.Zero(t, l.group.Running(), "goroutines of the Locker")
 }

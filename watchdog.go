@@ -84,7 +84,7 @@ func (l *Locker) lookBy(at clock.Instant) {
 	if !d.running {
 		d.running = true
 		d.wallSkew = wallSkew()
-		l.group.start(l.watchLoop) // ends when no lock is live and nobody waits
+		l.group.Start(l.watchLoop) // ends when no lock is live and nobody waits
 	} else if at < d.next {
 		l.rouse()
 	}
@@ -209,10 +209,10 @@ func (l *Locker) watchOnce() (sleep time.Duration, more bool) {
 		}
 	}
 	for _, batch := range batches {
-		l.group.start(func() { spread(l, batch, renewing.key, &l.watch.calls, l.renew) }) // ends with the store's answer
+		l.group.Start(func() { spread(l, batch, renewing.key, &l.watch.calls, l.renew) }) // ends with the store's answer
 	}
 	for _, batch := range calls {
-		l.group.start(func() { spread(l, batch, (*spot).key, &l.watch.lineCalls, l.callLine) }) // ends with the store's answer
+		l.group.Start(func() { spread(l, batch, (*spot).key, &l.watch.lineCalls, l.callLine) }) // ends with the store's answer
 	}
 	return sleep, more
 }

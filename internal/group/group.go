@@ -42,6 +42,13 @@ func (g *Group) Done() {
 	}
 }
 
+// Running returns how many are under way.
+func (g *Group) Running() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.n
+}
+
 // Wait waits until nothing is left, or for limit.
 func (g *Group) Wait(limit time.Duration) {
 	g.mu.Lock()
