@@ -21,7 +21,7 @@ import (
 // acquisition at once, because waiting cannot heal it. All other errors are
 // tried again within the wait or the validity; an acquisition that waits after a pause
 // of RetryAfter() time.Duration, if the chain has that method and it is above 0 and at
-// most 250 ms. A method MayHaveRun()
+// most 250 ms, up to eight times in a row while nobody wakes it. A method MayHaveRun()
 // bool says of an error of Extend or Release whether what was asked may have been done,
 // or may yet be; without it that follows from what errors of go-redis say.
 //

@@ -83,13 +83,18 @@ func (w *want) wait() error {
 	return w.poll(q, t, over, err)
 }
 
+// mostSoon is how many pauses in a row are the store's own: what has not healed by then is
+// no clash of two who came at the same moment, and must not be asked for in a loop.
+const mostSoon = 8
+
 // poll asks again and again, with pauses that grow; err is what was learned last.
 func (w *want) poll(q *queue, t *turn, over <-chan time.Time, err error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	soon := 0 // pauses of the store's own in a row
 	for n := 1; ; n++ {
 		pause := retryAfter(err)
-		if pause <= 0 || pause > mostPause {
+		if soon++; pause <= 0 || pause > mostPause || soon > mostSoon {
 			pause = w.l.pause(q, n)
 		}
 		timer.Reset(pause)
@@ -97,6 +102,7 @@ func (w *want) poll(q *queue, t *turn, over <-chan time.Time, err error) error {
 		case <-timer.C:
 		case <-t.poke:
 			timer.Stop()
+			soon = 0
 		case <-over:
 			return w.giveUp(q, errWaitOver)
 		case <-w.ctx.Done():

@@ -131,6 +131,9 @@ func (s *store) attempt(ctx context.Context, r holdfast.Request, value string, t
 		s.took(spent)
 	}
 	if c.won() {
+		h.mu.Lock()
+		h.won = true
+		h.mu.Unlock()
 		return holdfast.Grant{Owner: value, Token: fencing.Token(token)}, nil
 	}
 	err := s.failure("acquire", c, answers)
@@ -204,7 +207,7 @@ func (s *store) tooYoung() error {
 func (s *store) failure(op string, c count, answers []answer) *QuorumError {
 	q := &QuorumError{op: op, Votes: c.yes, Needed: needed(c.of)}
 	faults, finals := 0, 0
-	holders := map[string]int{} // by value
+	holders, lefts := map[string]int{}, map[string]time.Duration{} // by value
 	for i, a := range answers {
 		if a.vote == yes {
 			q.ran = true
@@ -214,10 +217,11 @@ func (s *store) failure(op string, c count, answers []answer) *QuorumError {
 		switch {
 		case errors.As(a.err, &held):
 			holders[a.value]++
+			if left, seen := lefts[a.value]; !seen || held.TTL > left {
+				lefts[a.value] = held.TTL
+			}
 			if q.held == nil || holders[a.value] > holders[q.holder] {
-				q.held, q.holder = &holdfast.HeldError{Key: held.Key, Holder: held.Holder, TTL: held.TTL}, a.value
-			} else if a.value == q.holder && held.TTL > q.held.TTL {
-				q.held.TTL = held.TTL
+				q.held, q.holder = &holdfast.HeldError{Key: held.Key, Holder: held.Holder}, a.value
 			}
 		case a.err != errNotAwaited:
 			faults++
@@ -227,6 +231,9 @@ func (s *store) failure(op string, c count, answers []answer) *QuorumError {
 		}
 		q.ran = q.ran || a.ran || a.vote == pending
 		q.Nodes = append(q.Nodes, NodeError{i, s.nodes[i].link.name(), a.err})
+	}
+	if q.held != nil {
+		q.held.TTL = lefts[q.holder]
 	}
 	q.final = finals > c.of-needed(c.of)
 	if faults > c.of-needed(c.of) {

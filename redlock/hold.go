@@ -39,6 +39,7 @@ type hold struct {
 	places []place
 	end    clock.Instant // every lease that was asked for has ended by then
 	over   bool          // it is being given up: nothing is taken any more
+	won    bool          // a majority had agreed, or it is not known
 	kept   clock.Instant // until then the key stays after that; 0: it does not
 	askers []*ballot     // of those who want to know what came of giving it up
 }
@@ -234,6 +235,9 @@ func (h *hold) still(p *place) {
 func (h *hold) sendDrop(i int) {
 	r := h.request(drop, 0)
 	h.mu.Lock()
+	// Those who wait are told when a lock becomes free. What a failed attempt gives back
+	// was never one: told of it they would ask, fail, and tell each other without end.
+	r.silent = !h.won
 	if h.kept > 0 {
 		r.keep = max(h.kept.Sub(clock.Now()), time.Millisecond)
 	}

@@ -192,9 +192,10 @@ func (x *schedule) trouble(set setup, stop <-chan struct{}) {
 	}
 }
 
-// leftovers waits until all that was given up must be gone, long before a lease of 20 s
-// ends by itself.
+// leftovers waits until all that was given up must be gone once the network is well again,
+// long before a lease of 20 s ends by itself.
 func (x *schedule) leftovers() {
+	x.net.calm()
 	time.Sleep(12 * time.Second)
 	for _, s := range x.servers {
 		if keys := s.all(); len(keys) > 0 && x.fault == "" {

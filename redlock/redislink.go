@@ -251,7 +251,11 @@ func (l *redisLink) command(ctx context.Context, r *request) (*redis.Cmd, *scrip
 	case r.kind == set:
 		sc, keys, args = l.scripts.extend, []any{r.names.key}, []any{value, millis(r.ttl)}
 	case r.kind == drop:
-		sc, keys, args = l.scripts.giveUp, []any{r.names.key}, []any{value, r.names.channel, millis(r.keep)}
+		channel := r.names.channel
+		if r.silent {
+			channel = "" // nobody listens there
+		}
+		sc, keys, args = l.scripts.giveUp, []any{r.names.key}, []any{value, channel, millis(r.keep)}
 		if r.fenced {
 			keys, args = append(keys, r.names.fence), append(args, r.token+1)
 		}

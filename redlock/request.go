@@ -48,6 +48,7 @@ type request struct {
 	names  *names // nil in simulations
 	token  int64  // 0: without fencing
 	fenced bool   // for drop: the counter is raised above token
+	silent bool   // for drop: nobody is told
 	keep   time.Duration
 	leases []lease // of a renewal
 

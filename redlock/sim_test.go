@@ -147,7 +147,9 @@ func (s *simServer) drop(r *request) {
 	default:
 		delete(s.keys, r.key)
 		for hear := range s.hears[r.key] {
-			go (*hear)() // it is short
+			if !r.silent {
+				go (*hear)() // it is short
+			}
 		}
 		r.code = codeYes
 	}
@@ -226,6 +228,13 @@ func (n *simNet) set(addr string, down bool) {
 		n.down = map[string]bool{}
 	}
 	n.down[addr] = down
+}
+
+// calm ends the loss; what is late already arrives as late as it would have.
+func (n *simNet) calm() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.loss, n.late = 0, 0
 }
 
 // simLink leads to a simServer over a simNet.

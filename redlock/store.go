@@ -185,7 +185,7 @@ func (s *store) find(l holdfast.Lease) *hold {
 	if h == nil {
 		token, fenced := tokenOf(l.Owner)
 		h = s.newHold(l.Key, l.Owner, token, fenced)
-		h.over = true
+		h.over, h.won = true, true
 		for i := range h.places {
 			h.places[i].touched = true
 		}
