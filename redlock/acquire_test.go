@@ -32,7 +32,8 @@ func taking(key string) func(cmd []string) bool {
 
 // giving matches the requests that give the lock of key up.
 func giving(key string) func(cmd []string) bool {
-	return func(cmd []string) bool { return faultproxy.Script()(cmd) && slices.Contains(cmd, channelOf(key)) }
+	s := newScripts(0, true)
+	return func(cmd []string) bool { return len(cmd) > 4 && cmd[3] == key && cmd[1] == s.giveUp.Digest() }
 }
 
 // warm makes all instances known to a Locker, and its scripts to them.

@@ -175,7 +175,7 @@ func (l *redisLink) exec(ctx context.Context, requests []*request) (missing map[
 	for _, r := range requests {
 		switch {
 		case r.cmd.Cmd == nil:
-		case script.Missing(r.cmd.Err()):
+		case script.Unknown(r.cmd.Err()):
 			r.sent = false
 			miss(r)
 		default:

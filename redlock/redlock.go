@@ -35,7 +35,7 @@ func New(clients []redis.UniversalClient, opts ...holdfast.Option) (*holdfast.Lo
 			return nil, invalid("client %d: %v", i, err)
 		}
 		for j, other := range clients[:i] {
-			if reflect.TypeOf(c).Comparable() && c == other {
+			if v := reflect.ValueOf(c); v.Comparable() && v.Type() == reflect.TypeOf(other) && c == other {
 				return nil, invalid("clients %d and %d are the same", j, i)
 			}
 		}
@@ -58,7 +58,14 @@ type single interface {
 	WithTimeout(timeout time.Duration) *redis.Client
 }
 
-func singleOf(c redis.UniversalClient) (single, error) {
+// singleOf returns c as a client of one server. A type around a client may have none in it,
+// which shows as a panic when it is asked anything.
+func singleOf(c redis.UniversalClient) (one single, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			one, err = nil, fmt.Errorf("nil: %v", p)
+		}
+	}()
 	if v := reflect.ValueOf(c); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, fmt.Errorf("nil")
 	}

@@ -101,10 +101,19 @@ func (s *Script) ByText(ctx context.Context, c Evaler, keys []string, args ...an
 // no EVALSHA for us: then the text may do. It looks at the error's text: hooks may
 // have wrapped or decorated it.
 func Missing(err error) bool {
+	if Unknown(err) {
+		return true
+	}
 	if err == nil {
 		return false
 	}
 	text := strings.ToLower(err.Error())
-	return strings.Contains(text, "noscript") || strings.Contains(text, "evalsha") &&
+	return strings.Contains(text, "evalsha") &&
 		(strings.Contains(text, "unknown command") || strings.Contains(text, "noperm"))
+}
+
+// Unknown reports whether err says that the server does not know a digest: it has not
+// run the script.
+func Unknown(err error) bool {
+	return err != nil && strings.Contains(strings.ToLower(err.Error()), "noscript")
 }
