@@ -18,7 +18,9 @@ type giving struct {
 	busy   bool          // a Release is under way
 	after  chan struct{} // closed when it is through, for those who wait
 	done   bool          // there was a definite answer
+	asked  bool          // a Release has begun
 	behind bool          // the background has deleted the key, which was still ours
+	before bool          // it has done so, after a loss, before any Release
 	taken  bool          // the background has found the key somebody else's
 	queued bool          // the background knows of it
 	told   bool          // Observer.Released has been called
@@ -74,7 +76,7 @@ func (k *Lock) release(end clock.Instant) error {
 		l.mu.Unlock()
 		return nil
 	}
-	k.giving.busy, k.giving.err = true, nil
+	k.giving.busy, k.giving.asked, k.giving.err = true, true, nil
 	stopped := l.drop(k, over)
 	lease := k.lease()
 	l.mu.Unlock()
@@ -142,6 +144,9 @@ func (l *Locker) give(k *Lock, lease Lease, end clock.Instant) error {
 func (l *Locker) askRelease(k *Lock, lease Lease, end clock.Instant) error {
 	if lost := k.knownLost(); lost != nil {
 		return lost
+	}
+	if k.deletedBefore() {
+		return &LostError{Key: k.key, Reason: LostGone}
 	}
 	for n := 1; ; n++ {
 		lease.Keep = k.keep()
@@ -218,6 +223,22 @@ func (l *Locker) settled(k *Lock, lost *LostError, unsure bool) {
 		l.notify.tell(&l.group, false, func() { k.config.released(k.key, hold) })
 	}
 	l.pokeLocked(k.full)
+}
+
+// cleaned notes that the background has deleted what a late answer had left of a lost
+// lock. A store may remember that, and others may have had the lock since: it is not what
+// a Release that comes later has done.
+func (l *Locker) cleaned(k *Lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k.giving.before = k.giving.before || !k.giving.asked
+}
+
+// deletedBefore reports whether the lock had been deleted before Release was called.
+func (k *Lock) deletedBefore() bool {
+	k.l.mu.Lock()
+	defer k.l.mu.Unlock()
+	return k.giving.before
 }
 
 // knownLost returns the loss that the server itself has already told.

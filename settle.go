@@ -47,6 +47,7 @@ type settler struct {
 type unsettled struct {
 	lease Lease
 	k     *Lock // whose Release got no answer; nil: nobody will ask
+	late  *Lock // which is lost, and may have been given back by a late answer
 	due   clock.Instant
 	end   clock.Instant // give up: the lease has ended by itself
 	tries int
@@ -62,6 +63,7 @@ type unsettled struct {
 func (s *settler) add(k *Lock, again bool) {
 	now := clock.Now()
 	u := newUnsettled(k, now)
+	u.late = k
 	if u.again = again; again {
 		u.due = now.Add(settleAgain)
 	}
@@ -191,6 +193,9 @@ func (s *settler) try(u *unsettled) {
 	definite := err == nil || errors.As(err, &lost)
 	if definite && u.k != nil && !u.again {
 		s.l.settled(u.k, lost, u.unsure)
+	}
+	if err == nil && u.late != nil {
+		s.l.cleaned(u.late)
 	}
 	now := clock.Now()
 	s.mu.Lock()
