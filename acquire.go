@@ -1,6 +1,7 @@
 package holdfast
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,6 +151,12 @@ func (w *want) run(wait bool) (*Lock, error) {
 	} else {
 		err = w.try(false)
 	}
+	if err == nil && w.k.config.source != nil {
+		if err = w.draw(); err != nil {
+			w.k.config.refused(w.k.key, err)
+			return nil, err
+		}
+	}
 	if err == nil {
 		if w.k.config.observer.Acquired != nil { // else the time is not needed, which costs
 			w.k.config.acquired(w.k.key, clock.Now().Sub(w.start), w.attempts)
@@ -224,7 +231,8 @@ func (w *want) try(contended bool) error {
 	w.attempts++
 	c := &call{Context: w.ctx, l: l, k: k, op: acquireOp, request: Request{
 		Lease: k.lease(), Attempt: w.attempts, Contended: contended, queues: w.queues, Fencing: k.config.fencing,
-		Replicas: k.config.replicas, ReplicaLimit: k.config.replicaLimit,
+		ClockFloor: k.config.floored,
+		Replicas:   k.config.replicas, ReplicaLimit: k.config.replicaLimit,
 	}}
 	err := c.run(w.ctx.Done(), true, limit)
 	if err == nil {
@@ -282,7 +290,7 @@ func (l *Locker) grant(ctx context.Context, k *Lock, g Grant, sent clock.Instant
 	}
 	parent := ctx
 	if k.token = g.Token; k.config.fencing {
-		parent = fencing.NewContext(ctx, g.Token)
+		parent = fencing.WithClaim(ctx, fencing.Claim{Token: g.Token, Owner: cmp.Or(g.Owner, k.owner)})
 	}
 	k.ctx.k = k
 	k.ctx.Context, k.cancel = context.WithCancelCause(parent)

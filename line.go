@@ -64,6 +64,7 @@ type lineCall struct {
 	window  time.Duration // how long the place is kept
 	most    int           // waiters, when this one is new; 0: any number
 	fencing bool
+	floored bool // with fencing: the token has a floor
 }
 
 // lineAnswer is the answer to one call. One of grant, held and err is not nil.

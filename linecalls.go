@@ -66,7 +66,8 @@ func (l *Locker) call(ctx context.Context, batch []*spot) {
 		s.flights++
 		s.sent[s.calls%len(s.sent)] = now
 		call := lineCall{
-			Lease: s.k.lease(), n: s.calls, claim: s.claim(), window: s.window(), fencing: s.k.config.fencing,
+			Lease: s.k.lease(), n: s.calls, claim: s.claim(), window: s.window(),
+			fencing: s.k.config.fencing, floored: s.k.config.floored,
 		}
 		if s.held == nil { // who has had a place is not refused one
 			call.most = s.k.config.maxWaiters

@@ -234,7 +234,8 @@ func newOwner(holder string) (string, error) {
 // cancellable context and adds the Lock itself to its values.
 type lockContext struct {
 	context.Context
-	k *Lock
+	k     *Lock
+	drawn context.Context // carries a token that was drawn after the grant; nil: none
 }
 
 type holdKey struct{}
@@ -243,6 +244,11 @@ type holdKey struct{}
 func (c *lockContext) Value(key any) any {
 	if key == (holdKey{}) {
 		return c.k
+	}
+	if c.drawn != nil {
+		if v := c.drawn.Value(key); v != nil {
+			return v
+		}
 	}
 	return c.Context.Value(key)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/holdfast-go/holdfast/fencing"
 	"github.com/holdfast-go/holdfast/internal/keyspace"
 )
 
@@ -49,9 +50,11 @@ type config struct {
 	driftPlus    time.Duration
 	holder       string
 	prefix       string
-	fencing      bool
-	maxWaiters   int           // 0: any number
-	minHold      time.Duration // 0: none
+	fencing      bool           // the server draws a token with the grant
+	floored      bool           // that is no lower than its clock
+	source       fencing.Source // draws it after the grant; nil: none
+	maxWaiters   int            // 0: any number
+	minHold      time.Duration  // 0: none
 	replicas     int
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()
@@ -168,15 +171,6 @@ func WithHolder(name string) Option {
 func WithPrefix(prefix string) Option {
 	return optionFunc(func(c *config) error {
 		c.prefix = prefix
-		return nil
-	})
-}
-
-// WithFencing draws a fencing token with every grant, in the same step. It needs
-// a counter key beside the lock, in its cluster slot, which has no TTL.
-func WithFencing() Option {
-	return optionFunc(func(c *config) error {
-		c.fencing = true
 		return nil
 	})
 }

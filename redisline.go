@@ -192,8 +192,11 @@ func (w *lineBatch) args(group []int) []any {
 	}
 	for _, at := range group {
 		c := &w.calls[at]
-		fenced := '0'
-		if c.fencing {
+		fenced := '0' // as queue.lua says
+		switch {
+		case c.fencing && c.floored:
+			fenced = '2'
+		case c.fencing:
 			fenced = '1'
 		}
 		args = append(args, &w.owners[at], c.n, millis(c.TTL), millis(c.window), c.most,

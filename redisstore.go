@@ -102,7 +102,7 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 		}
 	}
 	owner := &ownerArg{owner: r.Owner}
-	grant, ours, err = s.take(r, acquireScript.Run(ctx, c, lockKeys(r), owner, millis(r.TTL)))
+	grant, ours, err = s.take(r, acquireScript.Run(ctx, c, lockKeys(r), grantArgs(r, owner)...))
 	grant.Repeated = repeated || owner.repeated()
 	return grant, ours, err
 }
@@ -139,6 +139,13 @@ func lockKeys(r Request) []string {
 	}
 	fence, _ := keyspace.Companion(r.Key, "fence") // checked before the call was made
 	return []string{r.Key, fence}
+}
+
+func grantArgs(r Request, owner *ownerArg) []any {
+	if r.Fencing && r.ClockFloor {
+		return []any{owner, millis(r.TTL), 1}
+	}
+	return []any{owner, millis(r.TTL)}
 }
 
 // take reads the answer of the acquire script. ours says that an earlier try of

@@ -77,6 +77,7 @@ type Request struct {
 	Contended    bool          // the lock was held a moment ago; a hint
 	queues       bool          // the caller joins a queue if it is refused: who has the lock need not be told
 	Fencing      bool          // draw a token with the grant
+	ClockFloor   bool          // with Fencing: one that cannot go back if counters are lost, see fencing.ClockFloor
 	Replicas     int           // acknowledgements to wait for; 0: none
 	ReplicaLimit time.Duration // how long to wait for them
 }

@@ -6,9 +6,14 @@ package lua
 import _ "embed"
 
 var (
-	// Acquire takes a free lock, or tells who holds it.
+	//go:embed mint.lua
+	mint string
+
 	//go:embed acquire.lua
-	Acquire string
+	acquire string
+
+	// Acquire takes a free lock, or tells who holds it.
+	Acquire = mint + acquire
 
 	//go:embed queue.lua
 	queue string
@@ -24,10 +29,10 @@ var (
 
 	// Release gives a lock up if it is the caller's: hands it over to the first who
 	// waits, or deletes it.
-	Release = free + queue + release
+	Release = free + mint + queue + release
 
 	// Wait takes or keeps the places of many waiters, or the lock.
-	Wait = queue + wait
+	Wait = mint + queue + wait
 
 	// Renew raises what is left of many leases, each if it is the caller's.
 	//go:embed renew.lua

@@ -3,6 +3,7 @@ package lua_test
 import (
 	"context"
 	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -438,4 +439,33 @@ func TestWaitWhenTheHeadCannotBeTaken(t *testing.T) {
 	broken := strings.Replace(lua.Wait, "'ZPOPMIN'", "'ZPOPMINE'", 1)
 	reply := s.eval(broken, line, place(other, 1, 0, "2000 0 PUBLISH c")...).([]any)[0].([]any)
 	require.Equal(t, int64(-2), reply[0])
+}
+
+// With a floor a token is the clock in us, unless the counter is ahead of it.
+func TestTokensWithAFloor(t *testing.T) {
+	s := newServer(t)
+	now := time.Date(2026, 1, 2, 3, 4, 5, 42_000, time.UTC) // the microseconds begin with zeros
+	s.SetTime(now)
+	const week = 7 * 24 * time.Hour
+	first := strconv.FormatInt(now.UnixMicro(), 10)
+	second := strconv.FormatInt(now.UnixMicro()+1, 10)
+	keys := []string{"k", fence}
+	require.Equal(t, []any{int64(1), first}, s.eval(lua.Acquire, keys, mine, 1500, 1))
+	s.requireKey(fence, first, week)
+	require.Equal(t, []any{int64(2), first, int64(1500)}, s.eval(lua.Acquire, keys, mine, 1500, 1))
+	s.eval(lua.Wait, line, place(other, 1, 0, "1500 2 PUBLISH c")...)
+	require.Equal(t, []any{int64(1), other, int64(1), second}, s.eval(lua.Release, line, mine, ""))
+	s.requireKey(fence, second, week)
+	s.Del("k")
+	s.Del(fence)
+	require.Equal(t, []any{[]any{int64(1), first}}, s.eval(lua.Wait, line, place(mine, 1, 0, "1500 2 PUBLISH c")...))
+	s.Del("k")
+	s.put(fence, "9223372036854775806", 0)
+	require.Equal(t, []any{int64(1), "9223372036854775807"}, s.eval(lua.Acquire, keys, mine, 1500, 1))
+	s.Del("k")
+	require.Contains(t, s.eval(lua.Acquire, keys, mine, 1500, 1), "overflow")
+	require.False(t, s.Exists("k"))
+	s.put(fence, second, time.Hour)
+	require.Equal(t, []any{int64(1), strconv.FormatInt(now.UnixMicro()+2, 10)}, s.eval(lua.Acquire, keys, mine, 1500))
+	s.requireKey(fence, strconv.FormatInt(now.UnixMicro()+2, 10), 0)
 }

@@ -1,9 +1,9 @@
--- The queue of waiters, put before release.lua and wait.lua. K lock; Q sorted set of the owners that
+-- The queue of waiters, put after mint.lua and before release.lua and wait.lua. K lock; Q sorted set of the owners that
 -- wait, by ticket; W hash of owner to 'call deadline lease fencing verb channel', times in ms; F fence
 -- counter. A broken counter or full memory must not stop a release, so errors are caught.
 -- Returns nothing itself. first: the first live waiter, the dead before it dropped; tell: sends it text
--- unless its channel is mine; mint: a new token, or nil and an error; hand: gives K to the first live
--- waiter that can be given it and tells it; returns {1, owner, call, token}, or nil (nobody) and perhaps an error.
+-- unless its channel is mine; hand: gives K to the first live waiter that can be given it, with a token
+-- if its fencing is 1, or 2 for a floor, and tells it; returns {1, owner, call, token}, or nil (nobody) and perhaps an error.
 local function time()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -25,11 +25,6 @@ local function first(Q, W)
     redis.pcall('HDEL', W, owner)
   end
 end
-local function mint(F)
-  local n = redis.pcall('INCR', F)
-  if type(n) == 'table' then return nil, n.err end
-  return redis.call('GET', F)
-end
 local function tell(rest, mine, text)
   local verb, channel = string.match(rest, '^%d+ %d (%u*) (.*)$')
   if channel ~= mine and channel ~= '' then redis.pcall(verb, channel, text) end
@@ -43,7 +38,7 @@ local function hand(K, Q, W, F, mine)
     redis.pcall('HDEL', W, owner)
     if n then
       local lease, fenced = string.match(rest, '^(%d+) (%d)')
-      local token = fenced == '0' and '0' or mint(F)
+      local token = fenced == '0' and '0' or mint(F, fenced == '2')
       if token and not redis.pcall('SET', K, owner, 'PX', lease).err then
         tell(rest, mine, n .. ' ' .. token .. ' ' .. owner)
         return {1, owner, tonumber(n), token}

@@ -18,7 +18,7 @@ local function full(Q, W, most)
   return true
 end
 local function call(K, Q, W, F, owner, n, ttl, window, most, data)
-  local fenced = string.match(data, '^%d+ 1')
+  local fenced = string.match(data, '^%d+ ([12])')
   local value = redis.pcall('GET', K)
   if type(value) == 'table' then return {-2, value.err} end
   if value == owner then
@@ -33,7 +33,7 @@ local function call(K, Q, W, F, owner, n, ttl, window, most, data)
       return call(K, Q, W, F, owner, n, ttl, window, most, data)
     end
     local token, err = '0'
-    if fenced then token, err = mint(F) end
+    if fenced then token, err = mint(F, fenced == '2') end
     if not token then return {-2, err} end
     local set = redis.pcall('SET', K, owner, 'PX', ttl)
     if set.err then return {-2, set.err} end
