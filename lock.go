@@ -359,6 +359,9 @@ func (l *Locker) releaseAll(locks []*Lock, end clock.Instant) error {
 			if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) {
 				err = nil // it was released at the same moment
 			}
+			if errors.Is(err, ErrLost) && l.undrawn(locks[i]) {
+				err = nil // its Acquire has failed, and given it back, at the same moment
+			}
 			errs[i] = err
 		}
 		through = true

@@ -72,6 +72,8 @@ func (w *want) draw() error {
 		err = w.confirmDrawn(ctx)
 	}
 	if err == nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		k.token = token
 		k.ctx.drawn = fencing.WithClaim(context.Background(), fencing.Claim{Token: token, Owner: k.owner})
 		return nil
@@ -86,6 +88,13 @@ func (w *want) draw() error {
 		return ErrClosed
 	}
 	return withContext(w.ctx, unavailable("acquire", k.key, err))
+}
+
+// undrawn reports whether k has no token yet, which it is to draw: nobody has been given it.
+func (l *Locker) undrawn(k *Lock) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return k.config.source != nil && k.token == 0
 }
 
 // next draws a token. Sources are the user's code: they may panic, and not heed ctx.
