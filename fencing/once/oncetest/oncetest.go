@@ -1,0 +1,154 @@
+// Package oncetest tests stores of package once: each store passes the same suite.
+package oncetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/fencing/once"
+)
+
+// Run tests a store, which may have records of other ids than those of the suite, which
+// begin with the name of the test. It fails t.
+func Run(t *testing.T, s once.Store) {
+	for name, test := range map[string]func(*suite){
+		"begin": (*suite).begin, "end": (*suite).end, "abandon": (*suite).abandon,
+		"resolve": (*suite).resolve, "forget": (*suite).forget, "race": (*suite).race,
+		"ids": (*suite).ids,
+	} {
+		t.Run(name, func(t *testing.T) { test(&suite{t, s, t.Context(), t.Name()}) })
+	}
+}
+
+type suite struct {
+	t   *testing.T
+	s   once.Store
+	ctx context.Context
+	id  string
+}
+
+func (s *suite) check(ok bool, what string) {
+	s.t.Helper()
+	if !ok {
+		s.t.Fatal("not so: " + what)
+	}
+}
+
+func (s *suite) ok(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// is checks the record of the suite's id, which must be there.
+func (s *suite) is(state once.State, run, payload string) {
+	s.t.Helper()
+	r, err := s.s.Begin(s.ctx, s.id, "another")
+	s.ok(err)
+	if r.State != state || r.Run != run || string(r.Payload) != payload {
+		s.t.Fatalf("the record is %q of %q with %q, not %q of %q with %q", r.State, r.Run, r.Payload, state, run, payload)
+	}
+}
+
+func (s *suite) claim(run string) {
+	s.t.Helper()
+	r, err := s.s.Begin(s.ctx, s.id, run)
+	s.ok(err)
+	s.check(r.State == once.Running && r.Run == run, "the claim is the caller's")
+}
+
+func (s *suite) begin() {
+	s.claim("a")
+	s.claim("a") // as after a lost answer
+	s.is(once.Running, "a", "")
+}
+
+func (s *suite) end() {
+	s.claim("a")
+	s.check(errors.Is(s.s.End(s.ctx, s.id, "b", once.Done, []byte("b")), once.ErrLost), "another run ends nothing")
+	result := "result \x00\xff"
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Done, []byte(result)))
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Done, []byte(result)))
+	s.is(once.Done, "a", result)
+	s.check(errors.Is(s.s.End(s.ctx, s.id, "a", once.Unknown, nil), once.ErrLost), "what is done stays done")
+	s.ok(s.s.Abandon(s.ctx, s.id, "a"))
+	s.is(once.Done, "a", result)
+
+	s.id += "/lost" // the claim is gone, the effect is not
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Unknown, []byte("why")))
+	s.is(once.Unknown, "a", "why")
+	s.id += "/empty"
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Done, nil))
+	s.is(once.Done, "a", "")
+}
+
+func (s *suite) abandon() {
+	s.claim("a")
+	s.ok(s.s.Abandon(s.ctx, s.id, "b"))
+	s.is(once.Running, "a", "")
+	s.ok(s.s.Abandon(s.ctx, s.id, "a"))
+	s.ok(s.s.Abandon(s.ctx, s.id, "a"))
+	s.claim("c")
+}
+
+func (s *suite) resolve() {
+	s.claim("a")
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Unknown, []byte("why")))
+	s.ok(s.s.Resolve(s.ctx, s.id, []byte("found")))
+	s.ok(s.s.Resolve(s.ctx, s.id, []byte("found")))
+	s.is(once.Done, "", "found")
+	s.check(s.s.Resolve(s.ctx, s.id, []byte("other")) != nil, "another result stays")
+	s.check(errors.Is(s.s.End(s.ctx, s.id, "a", once.Done, []byte("late")), once.ErrLost), "its run has lost it")
+	s.is(once.Done, "", "found")
+	s.id += "/none"
+	s.ok(s.s.Resolve(s.ctx, s.id, nil))
+	s.is(once.Done, "", "")
+}
+
+func (s *suite) forget() {
+	s.ok(s.s.Forget(s.ctx, s.id))
+	s.claim("a")
+	s.ok(s.s.Forget(s.ctx, s.id))
+	s.claim("b")
+}
+
+// race lets many claim at the same moment: one has it.
+func (s *suite) race() {
+	for n := range 20 {
+		var (
+			wg  sync.WaitGroup
+			mu  sync.Mutex
+			who = map[string]int{}
+			id  = fmt.Sprint(s.id, "/", n)
+		)
+		for i := range 8 {
+			wg.Go(func() { // ends with the answer
+				run := fmt.Sprint(i)
+				r, err := s.s.Begin(s.ctx, id, run)
+				if err != nil {
+					s.t.Error(err)
+					return
+				}
+				mu.Lock()
+				who[r.Run]++
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+		s.check(len(who) == 1, "all are told of one run")
+	}
+}
+
+// ids are compared byte by byte.
+func (s *suite) ids() {
+	for _, id := range []string{"a", "A", "a ", " a", "ä", "a\u0308", "🔒", "'\"`;--", "%_", "{a}", "a\nb"} {
+		id = s.id + id
+		r, err := s.s.Begin(s.ctx, id, id)
+		s.ok(err)
+		s.check(r.Run == id, "an id of its own")
+	}
+}
