@@ -1,6 +1,6 @@
 # It needs a POSIX shell, make and Go. "make test" installs what its tests need
-# beside them, if it is missing, from the packages of the system: redis-server, and
-# a C compiler for the race detector.
+# beside them, if it is missing, from the packages of the system: redis-server, PostgreSQL,
+# MariaDB, and a C compiler for the race detector.
 
 SHELL = /bin/sh
 MODULES = $$(find . -name go.mod -not -path '*/.*/*' -not -path '*/testdata/*' | sort)
@@ -9,7 +9,7 @@ MODULES = $$(find . -name go.mod -not -path '*/.*/*' -not -path '*/testdata/*' |
 
 help:
 	@echo "make test   gofmt, tidy, vet and all tests with the race detector, on a real redis-server"
-	@echo "make tools  installs redis-server and a C compiler, if missing (test does it first)"
+	@echo "make tools  installs redis-server, PostgreSQL, MariaDB and a C compiler, if missing (test does it first)"
 	@echo "make bench  the benchmark beside other libraries, about 12 minutes; bench-quick: under a minute"
 	@echo "make fmt    format all Go files"
 
@@ -22,7 +22,7 @@ test: tools
 		  if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi; \
 		  go mod tidy -diff; \
 		  go vet ./...; \
-		  HOLDFAST_REQUIRE_REDIS=1 CGO_ENABLED=1 go test -race -timeout 15m ./... ); \
+		  HOLDFAST_REQUIRE_REDIS=1 HOLDFAST_REQUIRE_SQL=1 CGO_ENABLED=1 go test -race -timeout 15m ./... ); \
 	done
 
 # The arguments of install are the names of apt, brew, apk and dnf.
@@ -44,6 +44,17 @@ tools:
 		echo "redis-server is missing: installing it"; \
 		install redis-server redis redis redis || true; \
 		has redis-server || { echo "redis-server could not be installed: put one on the PATH" >&2; exit 1; }; \
+	fi; \
+	any() { for x in "$$@"; do if command -v "$$x" >/dev/null 2>&1; then return 0; fi; done; return 1; }; \
+	if ! any postgres /usr/lib/postgresql/*/bin/postgres; then \
+		echo "PostgreSQL is missing: installing it"; \
+		install postgresql postgresql postgresql postgresql-server || true; \
+		any postgres /usr/lib/postgresql/*/bin/postgres || { echo "PostgreSQL could not be installed: put postgres and initdb on the PATH" >&2; exit 1; }; \
+	fi; \
+	if ! any mariadbd /usr/sbin/mariadbd; then \
+		echo "MariaDB is missing: installing it"; \
+		install mariadb-server mariadb mariadb mariadb-server || true; \
+		any mariadbd /usr/sbin/mariadbd || { echo "MariaDB could not be installed: put mariadbd and mariadb-install-db on the PATH" >&2; exit 1; }; \
 	fi; \
 	cc=$$(go env CC); \
 	if ! has $$cc; then \
