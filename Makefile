@@ -3,6 +3,10 @@
 # MariaDB, and a C compiler for the race detector.
 
 SHELL = /bin/sh
+
+# Each module is tested as its users get it. The workspace is for go run at the top.
+export GOWORK = off
+
 MODULES = $$(find . -name go.mod -not -path '*/.*/*' -not -path '*/testdata/*' | sort)
 
 .PHONY: help test tools bench bench-quick fmt
