@@ -9,23 +9,31 @@ import (
 	"github.com/holdfast-go/holdfast/fencing"
 )
 
-// ErrNoRow says that there is no row with this id.
+// ErrNoRow is what [Rows.Update] returns when there is no row with the id. Insert it, or
+// treat it as deleted.
 var ErrNoRow = errors.New("sqlfence: no such row")
 
-// Querier is a *sql.DB, *sql.Tx or *sql.Conn.
+// Querier runs statements: a *sql.DB, *sql.Tx or *sql.Conn.
 type Querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// Rows is a table whose rows have their marks themselves, in a column of type BIGINT, where
-// NULL counts as 0. All names must be of letters, digits and _; they are used as written, in quotes. It is safe
-// for concurrent use.
+var (
+	_ Querier = (*sql.DB)(nil)
+	_ Querier = (*sql.Tx)(nil)
+	_ Querier = (*sql.Conn)(nil)
+)
+
+// Rows is a table of yours whose rows have their marks themselves, in a column for the token:
+// then a write and its check are one statement, which needs neither a transaction nor the
+// tables of a [Fence]. All names must be of letters, digits and _; they are used as written,
+// in quotes. It is safe for concurrent use as long as nobody changes it.
 type Rows struct {
 	Dialect Dialect
 	Table   string // "name" or "schema.name"
 	ID      string // the column of the primary key
-	Token   string // the column of the mark
+	Token   string // the column of the mark, BIGINT; NULL counts as 0
 	Once    bool   // an equal token is stale too: each grant writes a row at most once
 }
 
@@ -34,11 +42,16 @@ const updateTries = 3
 
 // Update changes one row and raises its mark, in one statement: UPDATE table SET set, token
 // WHERE id AND the token is not stale. Placeholders in set are those of the database: ? for
-// MySQL and SQLite, $1, $2 and so on for PostgreSQL, for args in their order.
+// MySQL and SQLite, $1, $2 and so on for PostgreSQL, for args in their order. It is SQL as it
+// stands, so never make it from input.
 //
-// It returns nil, a *fencing.StaleError, ErrNoRow, fencing.ErrNoToken, or what the database
-// has failed with. With an empty set it enters: it raises the mark and changes nothing
-// else. Do that before you read the row.
+// It returns nil if the row was written. Otherwise nothing was, and the error is a
+// [*fencing.StaleError], or matches ErrNoRow, or is fencing.ErrNoToken, one about a field of
+// r, or the driver's, wrapped. With an empty set it enters: it raises the mark and changes
+// nothing else. Do that before you read the row.
+//
+// Why nothing was written is found out by a second read. Outside of a transaction that
+// comes a moment later: Seen may be newer than what has refused the token.
 //
 // A row keeps no owner: tokens that a lost counter gives twice are not told apart.
 func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token, set string, args ...any) error {
@@ -59,8 +72,12 @@ func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token
 		if err != nil {
 			return fmt.Errorf("sqlfence: update %s: %w", resource, err)
 		}
-		if n, err := result.RowsAffected(); err != nil || n > 0 {
-			return err
+		wrote, err := r.Dialect.admitted(result, token)
+		if err != nil {
+			return fmt.Errorf("sqlfence: update %s: %w", resource, err)
+		}
+		if wrote {
+			return nil
 		}
 		var seen fencing.Token
 		err = q.QueryRowContext(ctx, look, id).Scan(&seen)
@@ -71,11 +88,10 @@ func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token
 			return fmt.Errorf("sqlfence: update %s: %w", resource, err)
 		case seen > token || seen == token && r.Once:
 			return &fencing.StaleError{Resource: resource, Token: token, Seen: seen}
-		case seen == token && r.Dialect == MySQL:
-			return nil // it counts only rows that change, and this has these values already
 		}
+		// It was inserted after the update: once more.
 	}
-	return fmt.Errorf("sqlfence: update %s: the row comes and goes", resource)
+	return fmt.Errorf("sqlfence: update %s: the row is there, and is not written", resource)
 }
 
 func (r Rows) check(token fencing.Token) error {
@@ -96,7 +112,7 @@ func (r Rows) check(token fencing.Token) error {
 // statement is the UPDATE, behind n arguments of the caller's.
 func (r Rows) statement(set string, n int) string {
 	if set != "" {
-		set += ", "
+		set += "\n, " // on a line of its own, as set may end in a comment
 	}
 	less := " <= "
 	if r.Once {
@@ -104,9 +120,13 @@ func (r Rows) statement(set string, n int) string {
 	}
 	d, column := r.Dialect, r.Dialect.quote(r.Token)
 	a, b, c := d.arg(n+1), d.arg(n+2), "?"
-	if d == PostgreSQL {
+	value := a
+	switch d {
+	case PostgreSQL:
 		c = a
+	case MySQL: // which answers by that, see upsertMySQL: a row that stays the same may not count
+		value = "LAST_INSERT_ID(?)"
 	}
-	return "UPDATE " + d.quote(r.Table) + " SET " + set + column + " = " + a + " WHERE " + d.quote(r.ID) + " = " + b +
+	return "UPDATE " + d.quote(r.Table) + " SET " + set + column + " = " + value + " WHERE " + d.quote(r.ID) + " = " + b +
 		" AND COALESCE(" + column + ", 0)" + less + c
 }
