@@ -237,6 +237,36 @@ func TestSourceAndClose(t *testing.T) {
 	})
 }
 
+// An Acquire whose source fails at Close gives its lock back at the same moment as Close: that
+// one of the two finds the key gone is no loss.
+func TestSourceAndCloseMeet(t *testing.T) {
+	for i := range 40 {
+		synctest.Test(t, func(t *testing.T) {
+			s := &fakeStore{}
+			var releases atomic.Int64
+			s.release = func(ctx context.Context, lease Lease) error {
+				if releases.Add(1)-1 == int64(i%2) { // whichever that is
+					time.Sleep(10 * time.Millisecond)
+				}
+				return s.server.Release(lease)
+			}
+			l := fakeLocker(t, s, WithFencing(sourceFunc(func(ctx context.Context, _ string) (fencing.Token, error) {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			})))
+			failed := make(chan error, 1)
+			go func() { // ends with Close
+				_, err := l.Acquire(context.WithoutCancel(t.Context()), "k")
+				failed <- err
+			}()
+			synctest.Wait()
+			require.NoError(t, l.Close())
+			require.ErrorIs(t, <-failed, ErrClosed)
+			require.Zero(t, s.server.left("k"))
+		})
+	}
+}
+
 // In whatever order grants and draws come, with holders that stop between the two: of the
 // tokens that are handed out, later grants have greater ones.
 func TestSourceOrder(t *testing.T) {
