@@ -11,23 +11,16 @@ import (
 	"github.com/holdfast-go/holdfast/internal/script"
 )
 
-// onceCmd is a command that go-redis does not repeat by itself. What matters is to
-// know which copy of a release or an Extend was answered: one that was not may have
-// run, or may yet run. So the Locker repeats those, and sees each answer. Redirects
-// of a cluster are still followed; what they answer did not run.
-type onceCmd struct{ *redis.Cmd }
-
-// NoRetry is asked by go-redis before it repeats a command.
-func (onceCmd) NoRetry() bool { return true }
-
 // runOnce runs a script without repetition, but for the text of one that the server
-// does not know. The keys come first in args.
+// does not know. What matters is to know which copy of a release or an Extend was answered:
+// one that was not may have run, or may yet run. So the Locker repeats those, and sees each
+// answer. The keys come first in args.
 func (s *redisStore) runOnce(ctx context.Context, sc *script.Script, keys int, args ...any) *redis.Cmd {
 	cmd := sc.Command(ctx, false, keys, args...)
-	err := process(ctx, s.sender, onceCmd{cmd})
+	err := process(ctx, s.sender, script.Single{Cmd: cmd})
 	if script.Missing(err) {
 		cmd = sc.Command(ctx, true, keys, args...)
-		err = process(ctx, s.sender, onceCmd{cmd})
+		err = process(ctx, s.sender, script.Single{Cmd: cmd})
 	}
 	if err != nil {
 		return failedCmd(ctx, err)

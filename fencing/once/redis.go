@@ -122,32 +122,16 @@ func (s *RedisStore) Abandon(ctx context.Context, id, run string) error {
 	return abandonScript.Run(ctx, s.client, []string{s.prefix + id}, run).Err()
 }
 
-// onceCmd is a command that go-redis does not repeat by itself. A late copy of a Forget
-// would delete what has begun since.
-type onceCmd struct{ redis.Cmder }
-
-// NoRetry is asked by go-redis before it repeats a command.
-func (onceCmd) NoRetry() bool { return true }
-
 // Resolve is that of Store. It is sent once: go-redis's MaxRetries does not apply.
 func (s *RedisStore) Resolve(ctx context.Context, id string, result []byte) error {
-	cmd := resolveScript.Command(ctx, false, 1, s.prefix+id, result, s.keep)
-	err := s.client.Process(ctx, onceCmd{cmd})
-	if script.Missing(err) {
-		cmd = resolveScript.Command(ctx, true, 1, s.prefix+id, result, s.keep)
-		err = s.client.Process(ctx, onceCmd{cmd})
-	}
-	if err != nil {
-		return err
-	}
-	n, err := cmd.Int()
+	n, err := resolveScript.RunSingle(ctx, s.client, []string{s.prefix + id}, result, s.keep).Int()
 	if err == nil && n == 0 {
 		err = errOtherResult
 	}
 	return err
 }
 
-// Forget is that of Store. It is sent once: go-redis's MaxRetries does not apply.
+// Forget is that of Store. It is sent once: a late copy would delete what has begun since.
 func (s *RedisStore) Forget(ctx context.Context, id string) error {
-	return s.client.Process(ctx, onceCmd{redis.NewIntCmd(ctx, "del", s.prefix+id)})
+	return s.client.Process(ctx, script.Single{Cmd: redis.NewCmd(ctx, "del", s.prefix+id)})
 }

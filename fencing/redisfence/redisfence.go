@@ -116,7 +116,7 @@ func (f *Fence) Load(ctx context.Context, resource string) (fencing.Claim, error
 	if err != nil {
 		return fencing.Claim{}, err
 	}
-	_, claim, err := f.run(ctx, loadScript, resource, true, mark)
+	_, claim, err := f.run(ctx, loadScript, resource, true, []string{mark})
 	return claim, err
 }
 
@@ -130,7 +130,7 @@ func (f *Fence) Raise(ctx context.Context, resource string, c fencing.Check) (fe
 	if err != nil {
 		return fencing.Claim{}, err
 	}
-	return f.admit(ctx, enterScript, resource, c, !c.Once, []any{mark})
+	return f.admit(ctx, enterScript, resource, c, !c.Once, []string{mark})
 }
 
 func (f *Fence) write(
@@ -144,20 +144,20 @@ func (f *Fence) write(
 	if err != nil {
 		return err
 	}
-	_, err = f.admit(ctx, s, key, check, false, []any{mark, full}, args...)
+	_, err = f.admit(ctx, s, key, check, false, []string{mark, full}, args...)
 	return err
 }
 
 // admit runs a script that begins with admit.lua.
 func (f *Fence) admit(
-	ctx context.Context, s *script.Script, resource string, c fencing.Check, repeat bool, keys []any, args ...any,
+	ctx context.Context, s *script.Script, resource string, c fencing.Check, repeat bool, keys []string, args ...any,
 ) (fencing.Claim, error) {
 	once := "0"
 	if c.Once {
 		once = "1"
 	}
-	all := append(keys, strconv.FormatInt(int64(c.Token), 10), c.Owner, once)
-	ok, mark, err := f.run(ctx, s, resource, repeat, append(all, args...)...)
+	all := append([]any{strconv.FormatInt(int64(c.Token), 10), c.Owner, once}, args...)
+	ok, mark, err := f.run(ctx, s, resource, repeat, keys, all...)
 	if err == nil && !ok {
 		err = &fencing.StaleError{Resource: resource, Token: c.Token, Seen: mark.Token}
 	}

@@ -37,41 +37,19 @@ var (
 	delScript    = script.New(admitLua + delLua)
 )
 
-// onceCmd is a command that go-redis does not repeat by itself. Redirects of a cluster
-// are still followed; what they answer did not run.
-type onceCmd struct{ *redis.Cmd }
-
-// NoRetry is asked by go-redis before it repeats a command.
-func (onceCmd) NoRetry() bool { return true }
-
-// run runs a script of the package, with one key or two first in args, and reads its
-// answer. repeat lets the client send it again by its own rules.
+// run runs a script of the package, and reads its answer. repeat lets the client send it
+// again by its own rules.
 func (f *Fence) run(
-	ctx context.Context, s *script.Script, resource string, repeat bool, args ...any,
+	ctx context.Context, s *script.Script, resource string, repeat bool, keys []string, args ...any,
 ) (ok bool, mark fencing.Claim, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, mark, fmt.Errorf("redisfence: %q: %w", resource, errors.Join(err, context.Cause(ctx)))
 	}
-	keys := 2
-	if s == enterScript || s == loadScript {
-		keys = 1
-	}
-	send := func(text bool) *redis.Cmd {
-		cmd := s.Command(ctx, text, keys, args...)
-		var err error
-		if repeat {
-			err = f.client.Process(ctx, cmd)
-		} else {
-			err = f.client.Process(ctx, onceCmd{cmd})
-		}
-		if err != nil && cmd.Err() == nil {
-			cmd.SetErr(err) // of a hook
-		}
-		return cmd
-	}
-	cmd := send(false)
-	if script.Missing(cmd.Err()) {
-		cmd = send(true)
+	var cmd *redis.Cmd
+	if repeat {
+		cmd = s.Run(ctx, f.client, keys, args...)
+	} else {
+		cmd = s.RunSingle(ctx, f.client, keys, args...)
 	}
 	answer, err := cmd.Slice()
 	if err == nil {

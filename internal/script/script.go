@@ -83,6 +83,38 @@ func (s *Script) Command(ctx context.Context, text bool, keys int, args ...any) 
 	return cmd
 }
 
+// Single is a command that go-redis does not repeat by itself, whatever MaxRetries says.
+// Redirects of a cluster are still followed; what they answer did not run.
+type Single struct{ *redis.Cmd }
+
+// NoRetry is asked by go-redis before it repeats a command.
+func (Single) NoRetry() bool { return true }
+
+// Processor is what sends a command: any go-redis client or connection.
+type Processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// RunSingle is Run without repetition by the client: what got no answer may have run, or
+// may yet run.
+func (s *Script) RunSingle(ctx context.Context, c Processor, keys []string, args ...any) *redis.Cmd {
+	all := make([]any, 0, len(keys)+len(args))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	all = append(all, args...)
+	cmd := s.Command(ctx, false, len(keys), all...)
+	err := c.Process(ctx, Single{cmd})
+	if Missing(err) {
+		cmd = s.Command(ctx, true, len(keys), all...)
+		err = c.Process(ctx, Single{cmd})
+	}
+	if err != nil && cmd.Err() == nil {
+		cmd.SetErr(err) // of a hook
+	}
+	return cmd
+}
+
 // ByDigest sends the script by its digest only. In a pipeline the answer is not
 // there yet; the caller looks for Missing when it is.
 func (s *Script) ByDigest(ctx context.Context, c Evaler, keys []string, args ...any) *redis.Cmd {
