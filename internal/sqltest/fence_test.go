@@ -229,10 +229,7 @@ func driverOf(d sqlfence.Dialect) string {
 
 // A wait for another holder's lock ends with its context, and is no answer about the token.
 func TestWaitEnds(t *testing.T) {
-	each(t, func(e *env) {
-		if e.dialect == sqlfence.SQLite {
-			e.Skip("SQLite waits for its lock outside of the context")
-		}
+	eachServer(t, func(e *env) {
 		tx, err := e.db.BeginTx(e.Context(), nil)
 		require.NoError(e, err)
 		require.NoError(e, e.fence.Raise(e.Context(), tx, "r", 5))
