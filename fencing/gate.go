@@ -18,7 +18,8 @@ const (
 
 // Gate checks tokens in front of the resources of one process: a service that keeps state
 // in its memory, or is the only one to write to something that cannot check by itself. It
-// is safe for concurrent use, and needs no closing.
+// is safe for concurrent use, and needs no closing. Make one with [NewGate]: the zero value
+// has nowhere to remember.
 //
 // Its memory is one entry for each resource that it has seen, which a restart forgets: a
 // stale token is then let through if it comes before the newer one. [WithMarks] gives it a
@@ -90,7 +91,8 @@ func WithMostResources(n int) GateOption {
 }
 
 // AskEachTime asks the store of WithMarks at every check, because other processes raise its
-// marks too.
+// marks too. That stops no work that is under way in another process: there [Gate.Do] promises
+// only that it began before the newer token was seen, so let what it writes to check as well.
 func AskEachTime() GateOption {
 	return func(g *Gate) error {
 		g.ask = true

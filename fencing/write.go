@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -75,13 +76,13 @@ func update(ctx context.Context, store Versioned, name string, token Token, rule
 	if store == nil {
 		return errors.New("fencing: nil store")
 	}
-	tried := map[string]bool{} // stamps of this call
+	var tried []string // stamps of this call
 	for n := 0; ; n++ {
 		o, err := store.Read(ctx, name)
 		if err != nil {
 			return fmt.Errorf("fencing: read %q: %w", name, err)
 		}
-		if tried[o.Stamp] {
+		if slices.Contains(tried, o.Stamp) {
 			return nil // the conflict was with ourselves
 		}
 		mark, err := c.Admit(name, o.Claim)
@@ -104,7 +105,7 @@ func update(ctx context.Context, store Versioned, name string, token Token, rule
 		if !errors.Is(err, ErrConflict) {
 			return fmt.Errorf("fencing: write %q: %w", name, err)
 		}
-		tried[o.Stamp] = true
+		tried = append(tried, o.Stamp)
 		if err := pauseAfter(ctx, n); err != nil {
 			return fmt.Errorf("fencing: write %q: %w", name, errors.Join(err, ErrConflict))
 		}

@@ -24,7 +24,8 @@ const (
 	Header = "Fencing-Token"
 
 	// OwnerHeader tells apart two grants that got the same token after a counter was
-	// lost. It is a digest of the owner value, which would be enough to release the lock.
+	// lost. It is a digest of the owner value, which would be enough to release the lock. So
+	// do not share the marks of these resources with checks that are given the value itself.
 	OwnerHeader = "Fencing-Owner"
 )
 
