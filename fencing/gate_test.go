@@ -143,6 +143,32 @@ func TestGateRestart(t *testing.T) {
 	require.ErrorContains(t, g.Enter(t.Context(), "r", 10), "panicked: store")
 }
 
+// What the store has let through once is let through, though memory has seen the same token
+// meanwhile: it is used up, and nobody else would have it.
+func TestGateOnceWithStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memMarks{}
+		g := newGate(t, fencing.WithMarks(slowOnce{m}))
+		once := make(chan error)
+		go func() { once <- g.Enter(t.Context(), "r", 5, fencing.Once()) }() // ends with the answer
+		synctest.Wait()
+		require.NoError(t, g.Enter(t.Context(), "r", 5))
+		require.NoError(t, <-once)
+		require.ErrorIs(t, g.Enter(t.Context(), "r", 5, fencing.Once()), fencing.ErrStale)
+	})
+}
+
+// slowOnce is a store whose answers to Once take a while.
+type slowOnce struct{ *memMarks }
+
+func (s slowOnce) Raise(ctx context.Context, resource string, c fencing.Check) (fencing.Claim, error) {
+	mark, err := s.memMarks.Raise(ctx, resource, c)
+	if c.Once {
+		time.Sleep(time.Second) // virtual time
+	}
+	return mark, err
+}
+
 // Memory is bounded beside a store, and what was forgotten is asked for again.
 func TestGateForgets(t *testing.T) {
 	m := &memMarks{}

@@ -81,10 +81,23 @@ func TestTokens(t *testing.T) {
 		require.Equal(t, 400, status(t, ctx, c, "PUT", url+"/x", httpfence.Header, bad), "%q", bad)
 	}
 	require.Equal(t, 400, status(t, ctx, c, "PUT", url+"/x", httpfence.Header, "6", httpfence.Header, "6"))
+	require.Equal(t, 400, status(t, ctx, c, "PUT", url+"/x",
+		httpfence.Header, "6", httpfence.OwnerHeader, "a", httpfence.OwnerHeader, "b"))
 	require.Equal(t, 200, status(t, owned(6, ""), c, "PUT", url+"/x", httpfence.Header, "7"), "a header of one's own")
 	require.Equal(t, 409, status(t, owned(6, ""), c, "PUT", url+"/x"))
 	_, err := send(fencing.NewContext(ctx, 0), c, "PUT", url+"/x")
 	require.ErrorIs(t, err, fencing.ErrNoToken)
+}
+
+// A request may be sent again, under another token: it stays as it was.
+func TestRequestStays(t *testing.T) {
+	url, c := serve(t, nil, func(http.ResponseWriter, *http.Request) {})
+	r, err := http.NewRequestWithContext(fencing.NewContext(t.Context(), 1), "PUT", url, nil)
+	require.NoError(t, err)
+	resp, err := c.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Empty(t, r.Header)
 }
 
 func TestOnce(t *testing.T) {
