@@ -145,7 +145,7 @@ func TestLateCleanUpOfReplicas(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: p.Addr()})
 	defer func() { _ = c.Close() }()
 	l := newTestLocker(t, c, WithTTL(20*time.Second), WithReplicas(1, 500*time.Millisecond))
-	warm(t, l)
+	warm(t, l, WithReplicas(1, 10*time.Second)) // the replica may be slow to begin with
 	hung := p.Inject(faultproxy.Rule{Match: faultproxy.Command("WAIT"), Times: 1, Do: faultproxy.HoldRequest()})
 	got := make(chan *Lock, 1)
 	go func() { // ends with the second attempt

@@ -34,9 +34,9 @@ func retries(n int) func(*redis.Options) {
 
 // warm lets the Locker find out that scripts run, so that a test's faults hit the
 // commands that it means.
-func warm(t *testing.T, l *Locker) {
+func warm(t *testing.T, l *Locker, opts ...Option) {
 	t.Helper()
-	k, err := l.Acquire(t.Context(), "warm")
+	k, err := l.Acquire(t.Context(), "warm", opts...)
 	require.NoError(t, err)
 	require.NoError(t, k.Release())
 }

@@ -115,7 +115,11 @@ func forgottenLock(t *testing.T, x *fleet) {
 // leaves alone what others have had since.
 func stoppedHolder(t *testing.T, x *fleet, retaken bool) {
 	p := redistest.Child(t, "holder", x.addrs(false))
-	require.Contains(t, p.ReadLine(patience), "held")
+	_, owner, held := strings.Cut(p.ReadLine(patience), "held ")
+	require.True(t, held)
+	redistest.Eventually(t, patience, "it holds all, and has nothing more to send to any", func() bool {
+		return len(x.having("k", owner)) == len(x.servers)
+	})
 	require.NoError(t, x.servers[0].Admin().FlushDB(t.Context()).Err())
 	p.Stop()
 	l := x.direct(holdfast.WithTTL(pauseTTL))
