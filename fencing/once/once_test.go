@@ -216,3 +216,17 @@ func TestKilledAtWork(t *testing.T) {
 	_, err = r.Run(t.Context(), "a", gives("x", nil))
 	require.NoError(t, err)
 }
+
+// C129: the rights that the README names are enough.
+func TestRights(t *testing.T) {
+	s, ctx := redistest.Start(t), t.Context()
+	require.NoError(t, s.Admin().Do(ctx, "ACL", "SETUSER", "app", "reset", "on", ">x", "~once:*",
+		"+eval", "+evalsha", "+hmget", "+hset", "+pexpire", "+time", "+del").Err())
+	store, err := once.NewRedis(s.Client(func(o *redis.Options) { o.Username, o.Password = "app", "x" }))
+	require.NoError(t, err)
+	oncetest.Run(t, store)
+	require.NoError(t, s.Admin().Do(ctx, "ACL", "SETUSER", "app", "-evalsha", "-eval").Err())
+	_, err = newRunner(t, store).Run(ctx, "a", nil2)
+	require.ErrorContains(t, err, "NOPERM")
+	require.ErrorIs(t, err, once.ErrNotDone)
+}
