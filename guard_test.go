@@ -320,7 +320,11 @@ func luaIndexes(text string) []string {
 func TestScripts(t *testing.T) {
 	paths, err := filepath.Glob("lua/*.lua")
 	require.NoError(t, err)
+	below, err := filepath.Glob("fencing/*/lua/*.lua")
+	require.NoError(t, err)
 	require.NotEmpty(t, paths)
+	require.NotEmpty(t, below)
+	paths = append(paths, below...)
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
@@ -344,8 +348,8 @@ func TestScripts(t *testing.T) {
 			if strings.Contains(call[0], "'PUBSUB'") || strings.Contains(call[0], "'PUBLISH'") {
 				continue // channels are no keys
 			}
-			// K, Q, W and F are what wait.lua and release.lua put KEYS into.
-			ok := strings.HasPrefix(call[1], "KEYS[") || slices.Contains([]string{"K", "Q", "W", "F"}, call[1])
+			// K, Q, W and F are what wait.lua and release.lua put KEYS into, M the mark of admit.lua.
+			ok := strings.HasPrefix(call[1], "KEYS[") || slices.Contains([]string{"K", "Q", "W", "F", "M"}, call[1])
 			require.True(t, ok, "%s: %s", path, call[0])
 		}
 	}
