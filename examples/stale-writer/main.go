@@ -13,19 +13,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+
+	"github.com/holdfast-go/holdfast/internal/stage"
 )
 
 // ttl is the lease. It is short, so that the program is; services use 10 to 60 s.
@@ -33,8 +31,6 @@ const ttl = time.Second
 
 // workerVariable tells a child process what to do: its name, and whether it shows its token.
 const workerVariable = "STALE_WRITER"
-
-var start = time.Now()
 
 func main() {
 	if role := os.Getenv(workerVariable); role != "" {
@@ -47,11 +43,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "stale-writer:", err)
 		os.Exit(1)
 	}
-}
-
-// say prints a step with the time since the start.
-func say(format string, args ...any) {
-	fmt.Printf("%6.2fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 }
 
 func run(ctx context.Context) error {
@@ -75,12 +66,12 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = shop.db.Close() }()
+	st := stage.New(os.Stdout, workerVariable)
 	for _, fenced := range []bool{true, false} {
 		if err := shop.reset(ctx); err != nil {
 			return err
 		}
-		env := append(os.Environ(), "REDIS_URL="+redisURL, "SHOP_FILE="+shop.file)
-		if err := scene(ctx, shop, fenced, env); err != nil {
+		if err := scene(ctx, st, shop, fenced, "REDIS_URL="+redisURL, "SHOP_FILE="+shop.file); err != nil {
 			return err
 		}
 	}
@@ -88,111 +79,51 @@ func run(ctx context.Context) error {
 }
 
 // scene is the whole story, with tokens or without.
-func scene(ctx context.Context, shop *shop, fenced bool, env []string) (err error) {
+func scene(ctx context.Context, st *stage.Stage, shop *shop, fenced bool, env ...string) error {
 	how := map[bool]string{true: "with", false: "without"}[fenced]
-	say("--- %s fencing tokens, one item in stock", how)
-	first, err := startWorker("first", how, env)
+	st.Say("--- %s fencing tokens, one item in stock", how)
+	first, err := st.Start("first", "first "+how, env...)
 	if err != nil {
 		return err
 	}
-	defer first.end()
-	if err := first.until("ready"); err != nil {
+	defer first.End()
+	if err := first.Until("ready"); err != nil {
 		return err
 	}
-	if err := first.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := first.Pause(); err != nil {
 		return err
 	}
-	say("first:  stopped by SIGSTOP, between its last check and its write")
+	st.Say("first:  stopped by SIGSTOP, between its last check and its write")
 
-	second, err := startWorker("second", how, env)
+	second, err := st.Start("second", "second "+how, env...)
 	if err != nil {
 		return err
 	}
-	defer second.end()
-	if err := second.until("ready"); err != nil {
+	defer second.End()
+	if err := second.Until("ready"); err != nil {
 		return err
 	}
-	if err := second.goOn(); err != nil {
+	if err := second.Finish(); err != nil {
 		return err
 	}
-	say("first:  goes on (SIGCONT)")
-	if err := errors.Join(first.cmd.Process.Signal(syscall.SIGCONT), first.goOn()); err != nil {
+	st.Say("first:  goes on (SIGCONT)")
+	if err := errors.Join(first.Continue(), first.Finish()); err != nil {
 		return err
 	}
 	stock, err := shop.stock(ctx)
 	if err != nil {
 		return err
 	}
-	say("stock is %d", stock)
+	st.Say("stock is %d", stock)
 	switch {
 	case fenced && stock != 0:
 		return fmt.Errorf("the stock is %d with tokens", stock)
 	case !fenced && stock != -1:
 		return fmt.Errorf("the stock is %d without tokens: nothing was oversold", stock)
 	case !fenced:
-		say("one item was sold twice")
+		st.Say("one item was sold twice")
 	}
 	return nil
-}
-
-// worker is a child process.
-type worker struct {
-	name  string
-	cmd   *exec.Cmd
-	in    io.Closer
-	lines *bufio.Scanner
-}
-
-func startWorker(name, how string, env []string) (*worker, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(env, workerVariable+"="+name+" "+how)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	return &worker{name, cmd, in, bufio.NewScanner(out)}, nil
-}
-
-// until prints what the worker says, until it says word.
-func (w *worker) until(word string) error {
-	for w.lines.Scan() {
-		if w.lines.Text() == word {
-			return nil
-		}
-		say("%-7s %s", w.name+":", w.lines.Text())
-	}
-	return errors.Join(fmt.Errorf("the %s worker ended before it was %s", w.name, word), w.lines.Err())
-}
-
-// goOn lets the worker write, and waits for its end.
-func (w *worker) goOn() error {
-	if err := w.in.Close(); err != nil {
-		return err
-	}
-	if err := w.until("done"); err != nil {
-		return err
-	}
-	return w.cmd.Wait()
-}
-
-// end ends a worker that is still there, also a stopped one.
-func (w *worker) end() {
-	if w.cmd.ProcessState == nil {
-		_ = w.cmd.Process.Kill() // an error says that it has ended
-		_ = w.cmd.Wait()
-	}
 }
 
 // work is a worker's process.
