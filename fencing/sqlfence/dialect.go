@@ -1,12 +1,12 @@
 package sqlfence
 
 import (
-	"database/sql"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/internal/sqldb"
 )
 
 // Dialect is the kind of a database. The zero value is none, and refused.
@@ -35,37 +35,15 @@ func (d Dialect) String() string {
 // MySQL takes.
 const mostBytes = 255
 
-// identifiers are plain ones, so that quotes around them are all that they need. 63 bytes
-// is what PostgreSQL keeps of a longer one, without a word.
-var (
-	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-	table      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?$`)
-)
-
 func (d Dialect) check() error {
-	if d < PostgreSQL || d > SQLite {
+	if !d.db().Known() {
 		return fmt.Errorf("sqlfence: no such dialect: %v", d)
 	}
 	return nil
 }
 
-// quote quotes an identifier, also a qualified one.
-func (d Dialect) quote(name string) string {
-	// SQLite takes a name in double quotes that it does not know for a text.
-	q := "`"
-	if d == PostgreSQL {
-		q = `"`
-	}
-	return q + strings.ReplaceAll(name, ".", q+"."+q) + q
-}
-
-// arg returns the placeholder of the nth argument, from 1, where they come in order.
-func (d Dialect) arg(n int) string {
-	if d == PostgreSQL {
-		return "$" + strconv.Itoa(n)
-	}
-	return "?"
-}
+// db returns what packages with tables share.
+func (d Dialect) db() sqldb.Dialect { return sqldb.Dialect(d) }
 
 // current makes a read see what is there now: at REPEATABLE READ a plain one of MySQL sees
 // an old snapshot, while its writes do not. PostgreSQL fails the write then.
@@ -74,16 +52,6 @@ func (d Dialect) current() string {
 		return " FOR UPDATE"
 	}
 	return ""
-}
-
-// short returns the options of a transaction of one statement. PostgreSQL would fail it at a
-// higher level, when it had to wait; the others never do, and MySQL cannot log READ COMMITTED
-// in every setup.
-func (d Dialect) short() *sql.TxOptions {
-	if d == PostgreSQL {
-		return &sql.TxOptions{Isolation: sql.LevelReadCommitted}
-	}
-	return nil
 }
 
 // checkName refuses what some database could not keep, or not compare, byte for byte.

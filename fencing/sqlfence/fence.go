@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/sqldb"
 )
 
 // Fence checks tokens against marks in a table. It has no connection of its own: each
@@ -42,7 +44,7 @@ func WithTokenTable(name string) Option {
 }
 
 func checkTable(what, name string) error {
-	if !table.MatchString(name) {
+	if !sqldb.IsTable(name) {
 		return fmt.Errorf("sqlfence: %s: %q is not the name of a table", what, name)
 	}
 	return nil
@@ -65,7 +67,7 @@ func New(d Dialect, opts ...Option) (*Fence, error) {
 	if strings.EqualFold(s.marks, s.tokens) {
 		return nil, fmt.Errorf("sqlfence: marks and tokens share the table %q", s.marks)
 	}
-	return &Fence{d, d.quote(s.marks), d.quote(s.tokens)}, nil
+	return &Fence{d, d.db().Quote(s.marks), d.db().Quote(s.tokens)}, nil
 }
 
 // Schema returns the statements that create the tables, if they are not there, each with a
@@ -73,14 +75,7 @@ func New(d Dialect, opts ...Option) (*Fence, error) {
 func (f *Fence) Schema() string { return strings.Join(f.statements(), ";\n\n") + ";\n" }
 
 func (f *Fence) statements() []string {
-	// Of MySQL's own texts even utf8mb4_bin takes no notice of spaces at the end.
-	text, end := "VARBINARY(255)", " ENGINE=InnoDB"
-	switch f.dialect {
-	case PostgreSQL:
-		text, end = `TEXT COLLATE "C"`, ""
-	case SQLite:
-		text, end = "TEXT COLLATE BINARY", ""
-	}
+	text, end := f.dialect.db().Text(), f.dialect.db().Engine()
 	create := func(table, more string) string {
 		return "CREATE TABLE IF NOT EXISTS " + table + " (\n" +
 			"  resource " + text + " NOT NULL PRIMARY KEY,\n" +
@@ -92,41 +87,27 @@ func (f *Fence) statements() []string {
 	}
 }
 
-// createLock is the advisory lock of PostgreSQL under which tables are created: "holdfast".
-const createLock = 0x686f6c6466617374
-
 // Create creates the tables of [Fence.Schema], if they are not there. Several processes may
 // do so at once. Its errors are the driver's.
 func (f *Fence) Create(ctx context.Context, db *sql.DB) error {
 	if err := f.dialect.check(); err != nil {
 		return err
 	}
-	return f.transact(ctx, db, "create tables", func(tx *sql.Tx) error {
-		statements := f.statements()
-		if f.dialect == PostgreSQL { // where IF NOT EXISTS alone fails when two meet
-			statements = append([]string{fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", createLock)}, statements...)
-		}
-		for _, s := range statements {
-			if _, err := tx.ExecContext(ctx, s); err != nil {
-				return fmt.Errorf("sqlfence: create tables: %w", err)
-			}
-		}
-		return nil
-	})
+	if err := f.dialect.db().Create(ctx, db, f.statements()...); err != nil {
+		return fmt.Errorf("sqlfence: create tables: %w", err)
+	}
+	return nil
 }
 
 // transact runs fn in a transaction of its own, and commits that unless fn returns an error.
 func (f *Fence) transact(ctx context.Context, db *sql.DB, what string, fn func(tx *sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, f.dialect.short())
-	if err != nil {
-		return fmt.Errorf("sqlfence: %s: begin: %w", what, err)
+	var own error
+	err := f.dialect.db().Transact(ctx, db, func(tx *sql.Tx) error {
+		own = fn(tx)
+		return own
+	})
+	if err != nil && own == nil {
+		return fmt.Errorf("sqlfence: %s: %w", what, err)
 	}
-	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("sqlfence: %s: commit: %w", what, err)
-	}
-	return nil
+	return err
 }

@@ -108,7 +108,7 @@ func (f *Fence) raise(ctx context.Context, tx *sql.Tx, resource string, c fencin
 
 // load returns the mark of a resource, or an error with sql.ErrNoRows in its chain.
 func (f *Fence) load(ctx context.Context, q Querier, resource, lock string) (claim fencing.Claim, err error) {
-	row := q.QueryRowContext(ctx, "SELECT token, owner FROM "+f.marks+" WHERE resource = "+f.dialect.arg(1)+lock, resource)
+	row := q.QueryRowContext(ctx, "SELECT token, owner FROM "+f.marks+" WHERE resource = "+f.dialect.db().Arg(1)+lock, resource)
 	if err := row.Scan(&claim.Token, &claim.Owner); err != nil {
 		return fencing.Claim{}, fmt.Errorf("sqlfence: load the mark of %q: %w", resource, err)
 	}
@@ -132,8 +132,8 @@ func (f *Fence) upsert(resource string, c fencing.Check) (statement string, args
 	default:
 		admits = "m.token < EXCLUDED.token OR m.token = EXCLUDED.token AND m.owner IN ('', EXCLUDED.owner)"
 	}
-	d := f.dialect
-	return "INSERT INTO " + f.marks + " AS m (resource, token, owner) VALUES (" + d.arg(1) + ", " + d.arg(2) + ", " + d.arg(3) + ")" +
+	d := f.dialect.db()
+	return "INSERT INTO " + f.marks + " AS m (resource, token, owner) VALUES (" + d.Arg(1) + ", " + d.Arg(2) + ", " + d.Arg(3) + ")" +
 		" ON CONFLICT (resource) DO UPDATE SET token = EXCLUDED.token, owner = " + owner +
 		" WHERE " + admits, []any{resource, token, c.Owner}
 }

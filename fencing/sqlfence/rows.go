@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/sqldb"
 )
 
 // ErrNoRow is what [Rows.Update] returns when there is no row with the id. Insert it, or
@@ -65,8 +66,8 @@ func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token
 	} else {
 		args = append(args[:len(args):len(args)], int64(token), id, int64(token))
 	}
-	look := "SELECT COALESCE(" + r.Dialect.quote(r.Token) + ", 0) FROM " + r.Dialect.quote(r.Table) +
-		" WHERE " + r.Dialect.quote(r.ID) + " = " + r.Dialect.arg(1) + r.Dialect.current()
+	look := "SELECT COALESCE(" + r.Dialect.db().Quote(r.Token) + ", 0) FROM " + r.Dialect.db().Quote(r.Table) +
+		" WHERE " + r.Dialect.db().Quote(r.ID) + " = " + r.Dialect.db().Arg(1) + r.Dialect.current()
 	for range updateTries {
 		result, err := q.ExecContext(ctx, update, args...)
 		if err != nil {
@@ -98,11 +99,11 @@ func (r Rows) check(token fencing.Token) error {
 	if token <= 0 {
 		return fencing.ErrNoToken
 	}
-	if !table.MatchString(r.Table) {
+	if !sqldb.IsTable(r.Table) {
 		return fmt.Errorf("sqlfence: %q is not the name of a table", r.Table)
 	}
 	for _, name := range []string{r.ID, r.Token} {
-		if !identifier.MatchString(name) {
+		if !sqldb.IsIdentifier(name) {
 			return fmt.Errorf("sqlfence: %q is not the name of a column", name)
 		}
 	}
@@ -118,8 +119,8 @@ func (r Rows) statement(set string, n int) string {
 	if r.Once {
 		less = " < "
 	}
-	d, column := r.Dialect, r.Dialect.quote(r.Token)
-	a, b, c := d.arg(n+1), d.arg(n+2), "?"
+	d, column := r.Dialect, r.Dialect.db().Quote(r.Token)
+	a, b, c := d.db().Arg(n+1), d.db().Arg(n+2), "?"
 	value := a
 	switch d {
 	case PostgreSQL:
@@ -127,6 +128,6 @@ func (r Rows) statement(set string, n int) string {
 	case MySQL: // which answers by that, see upsertMySQL: a row that stays the same may not count
 		value = "LAST_INSERT_ID(?)"
 	}
-	return "UPDATE " + d.quote(r.Table) + " SET " + set + column + " = " + value + " WHERE " + d.quote(r.ID) + " = " + b +
+	return "UPDATE " + d.db().Quote(r.Table) + " SET " + set + column + " = " + value + " WHERE " + d.db().Quote(r.ID) + " = " + b +
 		" AND COALESCE(" + column + ", 0)" + less + c
 }

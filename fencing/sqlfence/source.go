@@ -50,7 +50,7 @@ func (s source) Next(ctx context.Context, key string) (token fencing.Token, err 
 
 func (f *Fence) next(ctx context.Context, q Querier, key string) (token fencing.Token, err error) {
 	if f.dialect != MySQL {
-		err = q.QueryRowContext(ctx, "INSERT INTO "+f.tokens+" AS t (resource, token) VALUES ("+f.dialect.arg(1)+", 1)"+
+		err = q.QueryRowContext(ctx, "INSERT INTO "+f.tokens+" AS t (resource, token) VALUES ("+f.dialect.db().Arg(1)+", 1)"+
 			" ON CONFLICT (resource) DO UPDATE SET token = t.token + 1 RETURNING token", key).Scan(&token)
 		return token, err
 	}
