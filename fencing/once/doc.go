@@ -20,8 +20,9 @@
 //
 // It is as good as its memory. Results in Redis are kept for a time, see [WithKeep]; a
 // repetition after that runs again. A failover of Redis may lose the last claims, FLUSHALL
-// and eviction by allkeys-* lose any, and then it runs again too. A [Store] of your own in
-// a database that has committed to disk does better.
+// and eviction by allkeys-* lose any, and then it runs again too. A database that has
+// committed to disk does better, see [NewSQL]; one that is restored from a backup has lost
+// what came after that.
 //
 // Where the third party takes an idempotency key of its own, that is stronger: pass the id
 // on to it, and keep this package for the result.

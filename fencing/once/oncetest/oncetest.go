@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/fencing/once"
 )
@@ -17,7 +20,7 @@ func Run(t *testing.T, s once.Store) {
 	for name, test := range map[string]func(*suite){
 		"begin": (*suite).begin, "end": (*suite).end, "abandon": (*suite).abandon,
 		"resolve": (*suite).resolve, "forget": (*suite).forget, "race": (*suite).race,
-		"ids": (*suite).ids,
+		"ids": (*suite).ids, "sizes": (*suite).sizes, "crowd": (*suite).crowd, "ended": (*suite).ended,
 	} {
 		t.Run(name, func(t *testing.T) { test(&suite{t, s, t.Context(), t.Name()}) })
 	}
@@ -151,4 +154,75 @@ func (s *suite) ids() {
 		s.ok(err)
 		s.check(r.Run == id, "an id of its own")
 	}
+}
+
+// sizes are the greatest that a Runner lets through.
+func (s *suite) sizes() {
+	long := strings.Repeat("ä", once.MaxID/2)
+	s.id = (s.id + "/" + long)[:once.MaxID]
+	for !utf8.ValidString(s.id) {
+		s.id = s.id[:len(s.id)-1]
+	}
+	result := make([]byte, once.MaxResult)
+	for i := range result {
+		result[i] = byte(i * 31 >> 3)
+	}
+	s.claim("a")
+	s.ok(s.s.End(s.ctx, s.id, "a", once.Done, result))
+	s.is(once.Done, "a", string(result))
+	s.ok(s.s.Resolve(s.ctx, s.id, result))
+	s.id = s.id[:len(s.id)-2] // not told apart if ids were cut
+	for !utf8.ValidString(s.id) {
+		s.id = s.id[:len(s.id)-1]
+	}
+	s.claim("b")
+}
+
+// crowd lets many claim and give back one id: never two have it at once.
+func (s *suite) crowd() {
+	var (
+		wg   sync.WaitGroup
+		held atomic.Int64
+	)
+	for i := range 8 {
+		wg.Go(func() { // ends with its rounds
+			run := fmt.Sprint(i)
+			for range 30 {
+				r, err := s.s.Begin(s.ctx, s.id, run)
+				if err != nil {
+					s.t.Error(err)
+					return
+				}
+				if r.Run != run {
+					continue
+				}
+				if held.Add(1) != 1 {
+					s.t.Error("two have the claim at once")
+				}
+				held.Add(-1)
+				if err := s.s.Abandon(s.ctx, s.id, run); err != nil {
+					s.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// ended calls with a context that has ended: it is an error, and nothing happens later.
+func (s *suite) ended() {
+	s.claim("a")
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	_, err := s.s.Begin(ctx, s.id+"/other", "a")
+	for what, err := range map[string]error{
+		"begin": err, "end": s.s.End(ctx, s.id, "a", once.Done, nil), "abandon": s.s.Abandon(ctx, s.id, "a"),
+		"resolve": s.s.Resolve(ctx, s.id, nil), "forget": s.s.Forget(ctx, s.id),
+	} {
+		s.check(errors.Is(err, context.Canceled), what+" says that its context has ended")
+	}
+	s.is(once.Running, "a", "")
+	s.id += "/other"
+	s.claim("b")
 }
