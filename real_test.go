@@ -58,6 +58,37 @@ func TestFencingIsOneStep(t *testing.T) {
 	require.Equal(t, "10", s.Admin().Get(t.Context(), "{k}:fence").Val())
 }
 
+// Fencing costs one script call in place of one SET, and nothing else. In the statistics,
+// commands inside of scripts count too.
+func TestFencingCostsOneScriptCall(t *testing.T) {
+	s := redistest.Start(t)
+	const cycles = 100
+	count := func(opts ...Option) map[string]int64 {
+		l := newTestLocker(t, s.Client(), opts...)
+		cycle := func() {
+			k, err := l.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.NoError(t, k.Release())
+		}
+		cycle()
+		s.ResetStats()
+		for range cycles {
+			cycle()
+		}
+		stats := s.CommandStats()
+		delete(stats, "config|resetstat")
+		delete(stats, "info")
+		return stats
+	}
+	plain := count()
+	require.Equal(t, map[string]int64{"set": cycles, "evalsha": cycles, "get": cycles, "exists": cycles, "del": cycles}, plain)
+	plain["evalsha"] += cycles // the grant; its SET stays, inside
+	plain["get"] += 2 * cycles // a copy that was sent again finds its own lock; the token as text
+	plain["incr"] += cycles
+	plain["persist"] = cycles // the counter may have had a floor before
+	require.Equal(t, plain, count(WithFencing()))
+}
+
 // C038, C039: the TTL on the server is what was asked, rounded up to milliseconds,
 // after Acquire, after a renewal and after Extend.
 func TestTTLOnServer(t *testing.T) {
