@@ -31,7 +31,7 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if err := k.config.check(ttl); err != nil {
 		return err
 	}
-	if err := k.l.checkTTL(ttl); err != nil {
+	if err := k.l.checkStore(k.config, ttl); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {

@@ -28,10 +28,19 @@ type StoreSettings struct {
 	Drift func(ttl time.Duration) time.Duration
 }
 
+// CallSettings are the settings of one call that a Store may have to refuse.
+type CallSettings struct {
+	TTL        time.Duration
+	MinHold    time.Duration // of WithMinHold; 0: none
+	Replicas   int           // of WithReplicas; 0: none
+	Fencing    bool          // tokens come with the grant, not from a fencing.Source
+	ClockFloor bool          // with a floor
+}
+
 // The methods that a Store may have besides those of Store; its comment describes them.
 type (
 	configurer interface{ Configure(StoreSettings) error }
-	ttlChecker interface{ CheckTTL(time.Duration) error }
+	checker    interface{ CheckCall(CallSettings) error }
 	watcher    interface {
 		Watch(key string, wake func()) (stop func())
 	}
@@ -52,7 +61,7 @@ func (l *Locker) configure() error {
 	} else if len(cfg.forStore) > 0 {
 		return invalid("an option of another foundation")
 	}
-	return l.checkTTL(cfg.ttl)
+	return l.checkStore(cfg, cfg.ttl)
 }
 
 // checkCall checks the settings of one call.
@@ -60,15 +69,18 @@ func (l *Locker) checkCall(cfg *config) error {
 	if len(cfg.forStore) > len(l.config.forStore) {
 		return invalid("an option that is for the constructor only")
 	}
-	return l.checkTTL(cfg.ttl)
+	return l.checkStore(cfg, cfg.ttl)
 }
 
-// checkTTL refuses a TTL that the store cannot keep.
-func (l *Locker) checkTTL(ttl time.Duration) error {
-	if c, ok := l.store.Store.(ttlChecker); ok {
-		return c.CheckTTL(ttl)
+// checkStore refuses what the store cannot keep.
+func (l *Locker) checkStore(cfg *config, ttl time.Duration) error {
+	c, ok := l.store.Store.(checker)
+	if !ok {
+		return nil
 	}
-	return nil
+	return c.CheckCall(CallSettings{
+		TTL: ttl, MinHold: cfg.minHold, Replicas: cfg.replicas, Fencing: cfg.fencing, ClockFloor: cfg.floored,
+	})
 }
 
 // watchKey makes the store wake the first who waits for full, and keeps the end of that in

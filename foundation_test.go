@@ -11,6 +11,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/holdfast-go/holdfast/fencing"
 )
 
 // tunedStore is a Store with settings of its own.
@@ -21,6 +23,7 @@ type tunedStore struct {
 
 	settings []StoreSettings
 	asked    []time.Duration
+	calls    []CallSettings
 }
 
 func (s *tunedStore) Configure(c StoreSettings) error {
@@ -28,9 +31,10 @@ func (s *tunedStore) Configure(c StoreSettings) error {
 	return s.err
 }
 
-func (s *tunedStore) CheckTTL(ttl time.Duration) error {
-	s.asked = append(s.asked, ttl)
-	if s.longest > 0 && ttl > s.longest {
+func (s *tunedStore) CheckCall(c CallSettings) error {
+	s.asked = append(s.asked, c.TTL)
+	s.calls = append(s.calls, c)
+	if s.longest > 0 && c.TTL > s.longest {
 		return invalid("too long for this store")
 	}
 	return nil
@@ -92,7 +96,7 @@ func TestStoreOptionRefused(t *testing.T) {
 }
 
 // A TTL that the store refuses is never sent.
-func TestCheckTTL(t *testing.T) {
+func TestCheckCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &tunedStore{fakeStore: &fakeStore{}, longest: 10 * time.Second}
 		_, err := NewWithStore(s)
@@ -112,6 +116,15 @@ func TestCheckTTL(t *testing.T) {
 		require.NoError(t, k.Extend(t.Context(), 7*time.Second))
 		sec := time.Second
 		require.Equal(t, []time.Duration{defaultTTL, 5 * sec, 11 * sec, 12 * sec, 6 * sec, 13 * sec, 7 * sec}, s.asked)
+
+		all := []Option{WithMinHold(sec), WithReplicas(2, sec), WithFencing(fencing.ClockFloor), WithTTL(9 * sec)}
+		k, err = l.TryAcquire(t.Context(), "other", all...)
+		require.NoError(t, err)
+		want := CallSettings{TTL: 9 * sec, MinHold: sec, Replicas: 2, Fencing: true, ClockFloor: true}
+		require.Equal(t, want, s.calls[len(s.calls)-1])
+		require.NoError(t, k.Extend(t.Context(), 8*sec))
+		want.TTL = 8 * sec
+		require.Equal(t, want, s.calls[len(s.calls)-1])
 	})
 }
 

@@ -222,7 +222,7 @@ func WithReplicas(n int, timeout time.Duration) Option {
 	})
 }
 
-// WithLogger sets where two rare warnings go, slog.Default() by default: a lock
+// WithLogger sets where rare warnings go, slog.Default() by default: a lock
 // that was lost, and a Release that found the lock no longer its own.
 func WithLogger(logger *slog.Logger) Option {
 	return optionFunc(func(c *config) error {
@@ -365,11 +365,4 @@ func defaultHolder() string {
 	var b [2]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand
 	return host + "-" + strconv.Itoa(os.Getpid()) + "-" + hex.EncodeToString(b[:])
-}
-
-// millis returns d in whole milliseconds, rounded up: the one place where a
-// duration becomes a number for the server. A lease that lives longer than was
-// asked is safe; one that lives shorter is not.
-func millis(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }

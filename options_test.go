@@ -14,6 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/holdfast-go/holdfast/internal/clock"
+
 	"github.com/holdfast-go/holdfast/internal/keyspace"
 )
 
@@ -109,7 +111,7 @@ func TestTTL(t *testing.T) {
 		t.Run(d.String(), func(t *testing.T) {
 			c := resolved(t, WithTTL(d))
 			require.Equal(t, d, c.ttl)
-			require.GreaterOrEqual(t, time.Duration(millis(d))*time.Millisecond, d)
+			require.GreaterOrEqual(t, time.Duration(clock.Millis(d))*time.Millisecond, d)
 			require.Positive(t, c.validity(d))
 			require.Less(t, c.validity(d), d)
 			require.Less(t, c.renewalOf(d), c.validity(d))
@@ -349,7 +351,7 @@ func TestMillis(t *testing.T) {
 		0: 0, 1: 1, time.Millisecond - 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2,
 		1500*time.Millisecond + 1: 1501, time.Second: 1000, maxTTL: 315360000000,
 	} {
-		require.Equal(t, want, millis(d), "%v", d)
+		require.Equal(t, want, clock.Millis(d), "%v", d)
 	}
 }
 
@@ -365,7 +367,7 @@ func FuzzMillis(f *testing.F) {
 			}
 			return
 		}
-		ms := time.Duration(millis(d)) * time.Millisecond
+		ms := time.Duration(clock.Millis(d)) * time.Millisecond
 		if ms < d || ms-d >= time.Millisecond || ms <= 0 {
 			t.Fatalf("%v became %v on the server", d, ms)
 		}

@@ -69,7 +69,7 @@ func (s *redisStore) releaseArgs(l Lease, owner *ownerArg, room *releaseRoom) (k
 	keys = len(args)
 	args = append(args, owner, s.ears.nameFor(l.Key))
 	if l.Keep > 0 {
-		args = append(args, millis(l.Keep))
+		args = append(args, clock.Millis(l.Keep))
 	}
 	return keys, args
 }
@@ -157,7 +157,7 @@ func (w *lineBatch) takeAlone(ctx context.Context, at int) {
 	c, a := &w.calls[at], &w.answers[at]
 	w.owners[at].refused()
 	r := Request{Lease: c.Lease}
-	grant, _, err := w.s.take(r, acquireScript.Run(ctx, w.s.client, []string{c.Key}, &w.owners[at], millis(c.TTL)))
+	grant, _, err := w.s.take(r, acquireScript.Run(ctx, w.s.client, []string{c.Key}, &w.owners[at], clock.Millis(c.TTL)))
 	if a.err = err; err == nil {
 		a.grant = &grant
 	}
@@ -199,8 +199,8 @@ func (w *lineBatch) args(group []int) []any {
 		case c.fencing:
 			fenced = '1'
 		}
-		args = append(args, &w.owners[at], c.n, millis(c.TTL), millis(c.window), c.most,
-			fmt.Sprintf("%d %c %s %s", millis(c.claim), fenced, w.verbs[at], w.answers[at].channel))
+		args = append(args, &w.owners[at], c.n, clock.Millis(c.TTL), clock.Millis(c.window), c.most,
+			fmt.Sprintf("%d %c %s %s", clock.Millis(c.claim), fenced, w.verbs[at], w.answers[at].channel))
 	}
 	return args
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/internal/keyspace"
 	"github.com/holdfast-go/holdfast/internal/script"
 )
@@ -172,7 +173,7 @@ func renewArgs(leases []Lease, group []int) (keys []string, args []any) {
 	keys, args = make([]string, len(group)), make([]any, 2*len(group))
 	for i, at := range group {
 		l := &leases[at]
-		keys[i], args[2*i], args[2*i+1] = l.Key, l.Owner, millis(l.TTL)
+		keys[i], args[2*i], args[2*i+1] = l.Key, l.Owner, clock.Millis(l.TTL)
 	}
 	return keys, args
 }

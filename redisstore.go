@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/clock"
 	"github.com/holdfast-go/holdfast/internal/keyspace"
 	"github.com/holdfast-go/holdfast/internal/refusal"
 	"github.com/holdfast-go/holdfast/internal/script"
@@ -93,7 +94,7 @@ func (s *redisStore) attempt(ctx context.Context, c commander, r Request) (grant
 	repeated := false
 	if !r.Fencing && !r.Contended {
 		owner := &ownerArg{owner: r.Owner}
-		cmd := redis.NewBoolCmd(ctx, "set", r.Key, owner, "nx", "px", millis(r.TTL))
+		cmd := redis.NewBoolCmd(ctx, "set", r.Key, owner, "nx", "px", clock.Millis(r.TTL))
 		if err := process(ctx, c, cmd); err != nil || cmd.Val() {
 			return Grant{Repeated: owner.repeated()}, false, s.wrap(err, false)
 		}
@@ -143,9 +144,9 @@ func lockKeys(r Request) []string {
 
 func grantArgs(r Request, owner *ownerArg) []any {
 	if r.Fencing && r.ClockFloor {
-		return []any{owner, millis(r.TTL), 1}
+		return []any{owner, clock.Millis(r.TTL), 1}
 	}
-	return []any{owner, millis(r.TTL)}
+	return []any{owner, clock.Millis(r.TTL)}
 }
 
 // take reads the answer of the acquire script. ours says that an earlier try of
@@ -252,7 +253,7 @@ func (s *redisStore) Release(ctx context.Context, l Lease) error {
 
 // Extend sets what is left of the lease.
 func (s *redisStore) Extend(ctx context.Context, l Lease) error {
-	return s.verdict(s.runOnce(ctx, extendScript, 1, l.Key, l.Owner, millis(l.TTL)))
+	return s.verdict(s.runOnce(ctx, extendScript, 1, l.Key, l.Owner, clock.Millis(l.TTL)))
 }
 
 // verdict reads an answer that says whether the key was the owner's.

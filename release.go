@@ -148,6 +148,8 @@ func (l *Locker) askRelease(k *Lock, lease Lease, end clock.Instant) error {
 	if k.deletedBefore() {
 		return &LostError{Key: k.key, Reason: LostGone}
 	}
+	start := clock.Now()
+	var before error // what an earlier try has ended with
 	for n := 1; ; n++ {
 		lease.Keep = k.keep()
 		left := end.Sub(clock.Early())
@@ -161,6 +163,15 @@ func (l *Locker) askRelease(k *Lock, lease Lease, end clock.Instant) error {
 		}
 		if err == nil || errors.Is(err, ErrLost) {
 			return err
+		}
+		var late *noAnswerError
+		switch {
+		case !errors.As(err, &late):
+			before = err
+		case before != nil: // the last try may be short, and then says less than that
+			err = before
+		default:
+			err = &noAnswerError{clock.Now().Sub(start)}
 		}
 		pause := backoff(n, firstPause, mostPause)
 		if isFinal(err) || clock.Now().Add(pause) >= end {

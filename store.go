@@ -28,7 +28,8 @@ import (
 // A Store may have these methods, too; none of them may wait for the server, but Drain:
 //
 //   - Configure(StoreSettings) error: NewWithStore calls it, once, before all else.
-//   - CheckTTL(time.Duration) error: refuses a TTL, with an error that wraps ErrInvalid.
+//   - CheckCall(CallSettings) error: refuses settings that it cannot keep, with an error that
+//     wraps ErrInvalid: those of the Locker, of each call with options, and of an Extend.
 //   - Watch(key string, wake func()) (stop func()): wake, called at any time from any
 //     goroutine, says that key may have become free; not before Watch has returned.
 //     A key may be watched anew before the last watch of it is stopped.

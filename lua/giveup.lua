@@ -1,13 +1,15 @@
 -- Gives a lock up on one instance of a majority, if it is the owner's.
 -- KEYS[1] lock; KEYS[2], for a fenced lock: fence counter
 -- ARGV[1] value; ARGV[2] channel of those who wait, told only if somebody listens; ARGV[3] ms that the lock
---         stays, under a value that is no owner's, '0' none; ARGV[4] with KEYS[2]: what the counter is raised to
+--         stays, under a value that is no owner's, '0' none; with KEYS[2]: ARGV[4] what the counter is raised to,
+--         unless that is farther ahead of TIME than ARGV[5], in us, for which accept.lua does not take it
 -- Returns 1 deleted, or left for that time; 0 absent; -1 somebody else's (or no lock at all).
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then return value end
 if KEYS[2] then
-  local fence = redis.pcall('GET', KEYS[2])
-  if not fence or type(fence) == 'string' and (tonumber(fence) or math.huge) < tonumber(ARGV[4]) then
+  local fence, t = redis.pcall('GET', KEYS[2]), redis.call('TIME')
+  local lower = not fence or type(fence) == 'string' and (tonumber(fence) or math.huge) < tonumber(ARGV[4])
+  if lower and tonumber(ARGV[4]) <= t[1] * 1000000 + t[2] + tonumber(ARGV[5]) + 1 then
     redis.pcall('SET', KEYS[2], ARGV[4])
   end
 end

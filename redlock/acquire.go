@@ -21,8 +21,8 @@ const fencedTries = 3
 // Acquire makes one attempt, with a value of its own: whatever an earlier one has left on
 // its way cannot be taken for this one, and what gives that up does not harm it.
 func (s *store) Acquire(ctx context.Context, r holdfast.Request) (holdfast.Grant, error) {
-	if r.Replicas > 0 {
-		return holdfast.Grant{}, invalid("WithReplicas is for one Redis; a majority has no replicas")
+	if r.Key == floorKey {
+		return holdfast.Grant{}, invalid("%q is a key of redlock's own", r.Key)
 	}
 	if err := s.meet(ctx); err != nil {
 		return holdfast.Grant{}, err
@@ -95,14 +95,16 @@ func (s *store) learn(err error) bool {
 // attempt is one question to all instances for the lock.
 type attempt struct {
 	h      *hold
+	owner  string // what the values of all attempts begin with
 	ballot *ballot
 	young  atomic.Bool // an instance has no vote yet
 }
 
 // goOn reports whether more answers matter. One more may make a majority; and who is told
-// that instances are young wants to know how long all of them are.
+// that instances are young wants to know how long all of them are, unless others have the
+// lock anyway.
 func (a *attempt) goOn(c count) bool {
-	return !c.won() && !c.complete() && (!c.impossible() || a.young.Load())
+	return !c.won() && !c.complete() && !c.refused() && (!c.impossible() || a.young.Load())
 }
 
 // attempt asks all instances for the lock. When no majority agrees, all that was taken is
@@ -113,7 +115,7 @@ func (s *store) attempt(ctx context.Context, r holdfast.Request, value string, t
 	}
 	start := clock.Now()
 	h := s.add(r.Key, value, token, r.Fencing)
-	a := &attempt{h: h}
+	a := &attempt{h: h, owner: r.Owner}
 	a.ballot = newBallot(len(s.nodes), a.goOn)
 	h.mu.Lock()
 	h.lasts(r.TTL)
@@ -176,6 +178,9 @@ func (a *attempt) read(r *request) answer {
 	case codeHad:
 		return answer{vote: fault, err: errTwin, ran: true}
 	case codeTaken:
+		if rest, ok := strings.CutPrefix(r.holder, a.owner); ok && strings.Trim(rest, ".:0123456789") == "" {
+			return answer{vote: fault, err: errOwn} // nobody else has the lock
+		}
 		return answer{vote: no, err: &holdfast.HeldError{Key: a.h.key, Holder: holderOf(r.holder), TTL: r.left}, value: r.holder}
 	case codeLow:
 		return answer{vote: fault, err: &tokenError{errLow, r.counter, r.token}}

@@ -28,7 +28,8 @@ type QuorumError struct {
 	pause  time.Duration
 }
 
-// NodeError is what one instance answered, or why it did not.
+// NodeError is what one instance answered, or why it did not. errors.As finds a NodeError, not
+// a pointer to one, and only those that do not say that others have the lock.
 type NodeError struct {
 	Index int    // of its client
 	Addr  string // of its client
@@ -121,6 +122,7 @@ func (e *noAnswerError) Timeout() bool { return true }
 var (
 	errNotAwaited = errors.New("its answer was not waited for")
 	errBusy       = errors.New("it is still being asked for the lock")
+	errOwn        = errors.New("it still has what an earlier try has taken there")
 	errOver       = errors.New("the lock is being given up")
 	errGone       = errors.New("it does not have the lock")
 	errTaken      = errors.New("somebody else has the lock there")

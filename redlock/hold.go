@@ -1,9 +1,12 @@
 package redlock
 
 import (
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/clock"
 )
@@ -48,6 +51,7 @@ type hold struct {
 type place struct {
 	busy    bool          // a request that may take it is on its way
 	touched bool          // one was sent
+	open    bool          // one was sent that was not refused: it may have taken the lock, or may yet
 	unsure  bool          // one was sent that got no answer: it may yet run
 	twin    bool          // another client reaches the same server: no vote
 	setting int           // Extends that are on their way
@@ -115,6 +119,7 @@ func (h *hold) granted(i int, r *request) {
 	p := &h.places[i]
 	p.busy = false
 	p.touched = p.touched || r.sent
+	p.open = p.open || r.sent && !r.refused()
 	p.unsure = p.unsure || r.err != nil && r.mayHaveRun()
 	p.twin = p.twin || r.err == nil && r.kind == take && r.code == codeHad
 	waited := p.leaving == waits
@@ -235,6 +240,9 @@ func (h *hold) still(p *place) {
 func (h *hold) sendDrop(i int) {
 	r := h.request(drop, 0)
 	h.mu.Lock()
+	// The counter is raised to keep out what is still on its way. Where nothing is it must stay:
+	// a token that was refused for being far ahead of all clocks would shut out all others.
+	r.fenced = r.fenced && h.places[i].open
 	// Those who wait are told when a lock becomes free. What a failed attempt gives back
 	// was never one: told of it they would ask, fail, and tell each other without end.
 	r.silent = !h.won
@@ -265,7 +273,7 @@ func (h *hold) dropped(i int, r *request) {
 		}
 		p.doubt = p.doubt || r.mayHaveRun()
 		p.tries++
-		if !isFinal(r.err) {
+		if !errors.Is(r.err, redis.ErrClosed) { // what a server refuses now it may do before the lease ends
 			h.later(i, backoff(p.tries))
 		}
 	case !p.leaving.definite():

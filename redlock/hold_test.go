@@ -302,7 +302,7 @@ func wrapped(err error) error {
 // through hooks that wrap errors.
 func TestForgottenScripts(t *testing.T) {
 	x := startFleet(t, 3, 0)
-	clients := x.clients()
+	clients := x.clients(func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // else there are no hooks
 	for _, c := range clients {
 		c.AddHook(decorate{})
 	}

@@ -288,12 +288,18 @@ func TestRefusedOptions(t *testing.T) {
 	}
 }
 
-// WithReplicas is refused by each call, wherever it was given, and a TTL above the longest in
-// Acquire and Extend: nothing is sent, and what is held is held on.
+// WithReplicas is refused wherever it is given, and a TTL above the longest in Acquire and
+// Extend; so is a MinHold, which restarts would forget. Nothing is sent, and what is held is
+// held on.
 func TestRefusedCalls(t *testing.T) {
 	x := startFleet(t, 3, 0)
 	replicas, longest := holdfast.WithReplicas(1, 50*time.Millisecond), 40*time.Second
-	l, always := x.locker(lasting(WithLongestTTL(longest))...), x.locker(lasting(replicas)...)
+	l, forgets := x.locker(lasting(WithLongestTTL(longest))...), x.locker(WithLongestTTL(longest))
+	x.locker(lasting(holdfast.WithMinHold(longest + 1))...) // its servers forget nothing
+	for _, o := range []holdfast.Option{replicas, holdfast.WithMinHold(longest + 1)} {
+		_, err := New(x.clients(), WithLongestTTL(longest), o, quiet)
+		require.ErrorIs(t, err, holdfast.ErrInvalid)
+	}
 	k := acquire(t, l, "k", holdfast.WithoutRenewal(), holdfast.WithTTL(longest))
 	x.everywhere(k)
 	for _, p := range x.proxies {
@@ -302,7 +308,10 @@ func TestRefusedCalls(t *testing.T) {
 	for _, call := range []func() error{
 		func() error { _, err := l.TryAcquire(t.Context(), "other", replicas); return err },
 		func() error { _, err := l.Acquire(t.Context(), "k", replicas); return err },
-		func() error { _, err := always.Acquire(t.Context(), "other"); return err },
+		func() error {
+			_, err := forgets.Acquire(t.Context(), "other", holdfast.WithMinHold(longest+1))
+			return err
+		},
 		func() error { _, err := l.Acquire(t.Context(), "other", holdfast.WithTTL(longest+1)); return err },
 		func() error { return k.Extend(t.Context(), longest+1) },
 		func() error { return k.Extend(t.Context(), 5) },

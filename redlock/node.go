@@ -173,6 +173,9 @@ func (n *node) gather(f *flight) bool {
 func (n *node) landed(f *flight) []*order {
 	heard := false
 	for _, o := range f.orders {
+		if errors.Is(o.err, context.DeadlineExceeded) { // the flight's, which is nobody's context
+			o.err = &noAnswerError{n.limit}
+		}
 		heard = heard || isAnswer(o.err)
 	}
 	n.mu.Lock()

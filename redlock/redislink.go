@@ -20,7 +20,7 @@ import (
 // floorKey is the key of an instance under which no fence counter counts.
 const floorKey = "holdfast:floor"
 
-// scripts are those of one store. The granting ones carry how long an instance must have
+// scripts are those of one link. The granting ones carry how long an instance must have
 // been up: a server knows them only by digest, so one that was vetted for a shorter time
 // does not know these.
 type scripts struct {
@@ -44,12 +44,13 @@ func newScripts(maturity time.Duration, durable bool) *scripts {
 type redisLink struct {
 	addr    string
 	index   int
-	client  *redis.Client // the caller's, with our limit on its sockets
+	client  single // the caller's, or a copy with our limit on its sockets
 	s       *store
 	scripts *scripts
 	ear     ear
 
 	known atomic.Bool // meet is through
+	mute  atomic.Bool // the server does not answer INFO
 
 	// vetting is a lock with one element, so that waiting for it can end with a context.
 	vetting chan struct{}
@@ -62,12 +63,16 @@ type redisLink struct {
 }
 
 func newRedisLink(c single, s *store, index int) *redisLink {
+	limited := c.WithTimeout(s.limit)
 	l := &redisLink{
-		addr: c.Options().Addr, index: index, client: c.WithTimeout(s.limit), s: s,
+		addr: c.Options().Addr, index: index, client: limited, s: s,
 		scripts: newScripts(s.maturity, s.durable), vetting: make(chan struct{}, 1),
 		digests: make(map[*script.Script]any),
 	}
-	l.ear.init(l.client, &s.group)
+	if c.Options().ContextTimeoutEnabled { // our contexts limit it: no copy, which would have no hooks
+		l.client = c
+	}
+	l.ear.init(limited, &s.group)
 	return l
 }
 
@@ -152,8 +157,12 @@ func (l *redisLink) exec(ctx context.Context, requests []*request) (missing map[
 		missing[r.cmd.script] = append(missing[r.cmd.script], r)
 	}
 	var pipe redis.Pipeliner
-	if len(requests) > 1 {
+	who := l.askWho(ctx, requests)
+	if len(requests) > 1 || who != nil {
 		pipe = l.client.Pipeline()
+	}
+	if who != nil {
+		_ = pipe.Process(ctx, who)
 	}
 	for _, r := range requests {
 		r.cmd.Cmd, r.cmd.script = l.command(ctx, r)
@@ -180,6 +189,11 @@ func (l *redisLink) exec(ctx context.Context, requests []*request) (missing map[
 			miss(r)
 		default:
 			r.read()
+		}
+	}
+	if who != nil && l.isTwin(who) {
+		for _, r := range requests {
+			r.err = errTwin
 		}
 	}
 	return missing
@@ -245,28 +259,28 @@ func (l *redisLink) command(ctx context.Context, r *request) (*redis.Cmd, *scrip
 		sc = l.scripts.renew
 		keys, args = make([]any, len(r.leases)), make([]any, 0, 2*len(r.leases))
 		for i, x := range r.leases {
-			keys[i], args = x.key, append(args, x.value, millis(x.ttl))
+			keys[i], args = x.key, append(args, x.value, clock.Millis(x.ttl))
 		}
 		args[0] = value
 	case r.kind == set:
-		sc, keys, args = l.scripts.extend, []any{r.names.key}, []any{value, millis(r.ttl)}
+		sc, keys, args = l.scripts.extend, []any{r.names.key}, []any{value, clock.Millis(r.ttl)}
 	case r.kind == drop:
 		channel := r.names.channel
 		if r.silent {
 			channel = "" // nobody listens there
 		}
-		sc, keys, args = l.scripts.giveUp, []any{r.names.key}, []any{value, channel, millis(r.keep)}
+		sc, keys, args = l.scripts.giveUp, []any{r.names.key}, []any{value, channel, clock.Millis(r.keep)}
 		if r.fenced {
-			keys, args = append(keys, r.names.fence), append(args, r.token+1)
+			keys, args = append(keys, r.names.fence), append(args, r.token+1, l.lead())
 		}
 	case r.token == 0:
-		sc, keys, args = l.scripts.take, []any{r.names.key}, []any{value, millis(r.ttl)}
+		sc, keys, args = l.scripts.take, []any{r.names.key}, []any{value, clock.Millis(r.ttl)}
 	default:
 		if sc = l.scripts.accept; r.kind == heal {
 			sc = l.scripts.keep
 		}
 		keys = []any{r.names.key, r.names.fence, floorKey}
-		args = []any{value, millis(r.ttl), r.token, (l.s.maturity / 2).Microseconds()}
+		args = []any{value, clock.Millis(r.ttl), r.token, l.lead()}
 	}
 	digest := l.digest(sc)
 	if digest == nil {
@@ -278,11 +292,11 @@ func (l *redisLink) command(ctx context.Context, r *request) (*redis.Cmd, *scrip
 	return cmd, sc
 }
 
+// lead is how far a token may be ahead of the server's clock, in us.
+func (l *redisLink) lead() int64 { return (l.s.maturity / 2).Microseconds() }
+
 // fenceOf is the key of a lock's fence counter.
 func fenceOf(key string) string {
 	fence, _ := keyspace.Companion(key, "fence") // the Locker has checked that there is one
 	return fence
 }
-
-// millis is a TTL in whole milliseconds, rounded up.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }

@@ -22,6 +22,10 @@ import (
 // stay the caller's: Close does not close them, and they must outlive the Locker. Their
 // own limits for connecting, reading and repeating do not matter; WithNodeTimeout does.
 //
+// Hooks of a client, such as those for tracing, and methods of a type around it are called
+// only if it was made with ContextTimeoutEnabled. Else requests go out by a copy of the client
+// with limits of its own (its method WithTimeout), to which go-redis gives no hooks.
+//
 // The options are those of package holdfast, but for WithReplicas, and those of this
 // package. They are the defaults for all calls.
 func New(clients []redis.UniversalClient, opts ...holdfast.Option) (*holdfast.Locker, error) {
@@ -55,6 +59,7 @@ func New(clients []redis.UniversalClient, opts ...holdfast.Option) (*holdfast.Lo
 type single interface {
 	redis.UniversalClient
 	Options() *redis.Options
+	Conn() *redis.Conn
 	WithTimeout(timeout time.Duration) *redis.Client
 }
 
@@ -99,13 +104,14 @@ type (
 func WithNodeTimeout(d time.Duration) holdfast.Option { return holdfast.StoreOption(nodeTimeout(d)) }
 
 // WithLongestTTL sets the longest TTL that any Locker uses on these instances, that of
-// WithTTL by default. Longer ones are refused. An instance has a vote once it has been up
-// for longer than that, because only then everything has ended that it may have
-// forgotten in a restart. It must be the same in all processes, or the longest of all.
+// WithTTL by default, at most 10 years. Longer ones are refused, also in WithMinHold. An
+// instance has a vote once it has been up for longer than that, because only then everything
+// has ended that it may have forgotten in a restart. Set it in every process to the longest TTL
+// that any of them uses; without it all must have the same TTL.
 func WithLongestTTL(d time.Duration) holdfast.Option { return holdfast.StoreOption(longestTTL(d)) }
 
 // WithDurableInstances says that the instances forget nothing in a restart: each runs
 // with appendonly yes and appendfsync always, on a disk that keeps what it is given. Then
-// one that has just been started has a vote at once. With instances that do forget, two
-// may hold the lock.
+// one that has just been started has a vote at once, and one before Redis 7.0 has a vote at
+// all. With instances that do forget, two may hold the lock.
 func WithDurableInstances() holdfast.Option { return holdfast.StoreOption(durable{}) }

@@ -67,6 +67,12 @@ type request struct {
 // mayHaveRun reports whether what was asked may have been done, or may yet be.
 func (r *request) mayHaveRun() bool { return r.sent && !refusedByServer(r.err) }
 
+// refused reports whether the instance has answered a request for the lock with no: it took
+// nothing, and will not.
+func (r *request) refused() bool {
+	return r.err == nil && (r.code == codeTaken || r.code == codeLow || r.code == codeAhead)
+}
+
 // link leads to one instance.
 type link interface {
 	// name is what people call the instance.

@@ -109,7 +109,7 @@ func (s *simServer) do(r *request, maturity time.Duration, durable bool) {
 			s.put(r.key, r.value, r.ttl)
 		}
 	case drop:
-		s.drop(r)
+		s.drop(r, maturity/2)
 	default:
 		s.grant(r, maturity/2)
 	}
@@ -128,8 +128,8 @@ func (s *simServer) raise(key, value string, ttl time.Duration) int {
 	return codeYes
 }
 
-func (s *simServer) drop(r *request) {
-	if r.fenced {
+func (s *simServer) drop(r *request, maxLead time.Duration) {
+	if r.fenced && r.token <= s.micros()+maxLead.Microseconds() {
 		s.fences[r.key] = max(s.fences[r.key], r.token+1)
 	}
 	kept := r.value + ".kept"

@@ -16,6 +16,7 @@ import (
 
 const (
 	mostNodeTimeout = 500 * time.Millisecond
+	mostLongest     = 10 * 365 * 24 * time.Hour
 	firstSweep      = 1024 // holds
 )
 
@@ -71,8 +72,8 @@ func (s *store) Configure(set holdfast.StoreSettings) error {
 	if s.limit <= 0 || s.limit >= set.TTL {
 		return invalid("WithNodeTimeout(%v) is not between 0 and WithTTL(%v)", s.limit, set.TTL)
 	}
-	if s.longest < set.TTL {
-		return invalid("WithLongestTTL(%v) is below WithTTL(%v)", s.longest, set.TTL)
+	if s.longest < set.TTL || s.longest > mostLongest {
+		return invalid("WithLongestTTL(%v) is not between WithTTL(%v) and %v", s.longest, set.TTL, mostLongest)
 	}
 	s.maturity = s.longest + set.Drift(s.longest)
 	s.holds, s.sweepAt = make(map[holdKey]*hold), firstSweep
@@ -86,10 +87,15 @@ func (s *store) Configure(set holdfast.StoreSettings) error {
 	return nil
 }
 
-// CheckTTL refuses leases that an instance might forget in a restart.
-func (s *store) CheckTTL(ttl time.Duration) error {
-	if ttl > s.longest {
-		return invalid("a TTL of %v is above the longest of %v (WithLongestTTL)", ttl, s.longest)
+// CheckCall refuses what an instance might forget in a restart, and what no majority has.
+func (s *store) CheckCall(c holdfast.CallSettings) error {
+	switch {
+	case c.Replicas > 0:
+		return invalid("WithReplicas is for one Redis; a majority has no replicas")
+	case c.TTL > s.longest:
+		return invalid("a TTL of %v is above the longest of %v (WithLongestTTL)", c.TTL, s.longest)
+	case c.MinHold > s.longest && !s.durable:
+		return invalid("WithMinHold(%v) is above the longest TTL of %v (WithLongestTTL): restarts would forget it", c.MinHold, s.longest)
 	}
 	return nil
 }
@@ -187,7 +193,7 @@ func (s *store) find(l holdfast.Lease) *hold {
 		h = s.newHold(l.Key, l.Owner, token, fenced)
 		h.over, h.won = true, true
 		for i := range h.places {
-			h.places[i].touched = true
+			h.places[i].touched, h.places[i].open = true, true
 		}
 		h.lasts(max(l.TTL, l.Keep))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,7 +29,7 @@ func (l *redisLink) meet(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-		if err := l.identify(field(info.Val(), "run_id")); err != nil {
+		if err := l.identify(info.Val()); err != nil {
 			return err
 		}
 	case !refusedByServer(err) || !l.s.durable && isFinal(refusal.Grade(err, false, false)):
@@ -47,8 +48,13 @@ func (l *redisLink) uninformed(err error) error {
 	return refusal.Final(fmt.Errorf("INFO is needed to learn how long the server has been up (or WithDurableInstances): %w", err))
 }
 
-// identify notes who the server is. Two clients must not lead to the same one.
-func (l *redisLink) identify(id string) error {
+// identify notes who the server is, which has answered INFO. Two clients must not lead to the
+// same one.
+func (l *redisLink) identify(info string) error {
+	if mode := field(info, "redis_mode"); mode != "" && mode != "standalone" {
+		return invalid("%s is of a %s, and not one instance", l.addr, mode)
+	}
+	id := field(info, "run_id")
 	l.mu.Lock()
 	l.id = id
 	l.mu.Unlock()
@@ -72,9 +78,42 @@ func (l *redisLink) identify(id string) error {
 	return nil
 }
 
+// askWho makes the question who the server is, for a flight with renewals: an address may have
+// come to lead to another server, which has a vote already.
+func (l *redisLink) askWho(ctx context.Context, requests []*request) *redis.StringCmd {
+	renews := func(r *request) bool { return r.kind == renew }
+	if l.mute.Load() || !slices.ContainsFunc(requests, renews) {
+		return nil
+	}
+	return redis.NewStringCmd(ctx, "info", "server")
+}
+
+// isTwin reads the answer to that. Of two that lead to the same server the first one votes.
+func (l *redisLink) isTwin(who *redis.StringCmd) bool {
+	if err := who.Err(); err != nil {
+		l.mute.Store(refusedByServer(err) && isFinal(refusal.Grade(err, true, false)))
+		return false
+	}
+	id := field(who.Val(), "run_id")
+	l.mu.Lock()
+	l.id = id
+	l.mu.Unlock()
+	for _, n := range l.s.nodes[:l.index] {
+		if other, ok := n.link.(*redisLink); ok && id != "" {
+			other.mu.Lock()
+			same := other.id == id
+			other.mu.Unlock()
+			if same {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // vet loads a granting script, on an instance that has been up for long enough: what it
-// may have forgotten in a restart has ended then. A server's scripts are gone after every
-// restart, so one that knows the script has been vetted since it started. All is done on
+// may have forgotten in a restart has ended then. The scripts of a server, from 7.0 on, are gone
+// after every restart, so one that knows the script has been vetted since it started. All is done on
 // one connection, which is to one process.
 //
 // Source: Antirez and Kleppmann agree on "delayed restarts" (redis.io, "Distributed Locks
@@ -132,7 +171,10 @@ func (l *redisLink) age(ctx context.Context, conn *redis.Conn) (start int64, err
 	if err != nil {
 		return 0, l.uninformed(err)
 	}
-	if err := l.identify(field(info, "run_id")); err != nil {
+	if err := l.identify(info); err != nil {
+		return 0, err
+	}
+	if err := forgetsScripts(field(info, "redis_version")); err != nil {
 		return 0, err
 	}
 	seconds, err := strconv.ParseInt(field(info, "uptime_in_seconds"), 10, 64)
@@ -151,6 +193,17 @@ func (l *redisLink) age(ctx context.Context, conn *redis.Conn) (start int64, err
 		return 0, refusal.Grade(err, false, false)
 	}
 	return now.UnixMicro() - up.Microseconds(), nil
+}
+
+// forgetsScripts returns an error for a server that may know scripts still after a restart:
+// before 7.0 they are in its append-only file, and may be in its snapshots.
+func forgetsScripts(version string) error {
+	major, _, _ := strings.Cut(version, ".")
+	if n, err := strconv.Atoi(major); err != nil || n < 7 {
+		return refusal.Final(fmt.Errorf("version %q: a majority needs Redis 7.0 or later, or WithDurableInstances: "+
+			"an older server may not show that it was restarted", version))
+	}
+	return nil
 }
 
 // field returns a value of an INFO text.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast"
@@ -223,4 +225,50 @@ func TestRestartsWhileOthersWait(t *testing.T) {
 		x.servers[1].Restart()
 		require.NoError(t, <-waits)
 	}
+}
+
+// old is a hook under which a server says that it is of an older version.
+type old string
+
+func (old) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (v old) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if info, ok := cmd.(*redis.StringCmd); ok && cmd.Name() == "info" {
+			info.SetVal(strings.Replace(info.Val(), "redis_version:", "redis_version:"+string(v)+"\r\nwas:", 1))
+		}
+		return err
+	}
+}
+
+func (old) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+
+// A server before 7.0 may know its scripts still after a restart, and so would vote at once
+// then: it has no vote, unless it forgets nothing else either.
+func TestOldServers(t *testing.T) {
+	const ttl = time.Second
+	x := startFleet(t, 3, ttl)
+	for version, ok := range map[string]bool{"5.0.14": false, "6.2.14": false, "": false, "x": false, "7.0.0": true, "10.1": true, "7": true} {
+		clients := x.clients(func(o *redis.Options) { o.ContextTimeoutEnabled = true }) // else there are no hooks
+		for _, c := range clients {
+			c.AddHook(old(version))
+		}
+		for _, opts := range [][]holdfast.Option{{holdfast.WithTTL(ttl)}, lasting()} {
+			for _, s := range x.servers {
+				require.NoError(t, s.Admin().ScriptFlush(t.Context()).Err())
+			}
+			l, err := New(clients, append(opts, quiet)...)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			k, err := l.TryAcquire(t.Context(), "k")
+			if ok || len(opts) == len(lasting()) {
+				require.NoError(t, err, version)
+				require.NoError(t, k.Release())
+			} else {
+				require.ErrorIs(t, err, holdfast.ErrUnavailable, version)
+				require.ErrorContains(t, err, "needs Redis 7.0 or later, or WithDurableInstances", version)
+			}
+		}
+	}
+	x.clean(patience)
 }

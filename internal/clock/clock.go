@@ -64,3 +64,10 @@ func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 
 // Wall returns the wall-clock time that belongs to i, for people.
 func (i Instant) Wall() time.Time { return time.Now().Add(i.Sub(Now())) }
+
+// Millis returns d in whole milliseconds, rounded up: the one place where a duration becomes
+// a number for the server. A lease that lives longer than was asked is safe; one that lives
+// shorter is not.
+func Millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
