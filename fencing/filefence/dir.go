@@ -9,10 +9,8 @@
 package filefence
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -23,11 +21,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/envelope"
 )
 
 const (
-	magic = "holdfast object 1\n" // in front of every file
-
 	lockFiles = 64  // that the objects of a folder share
 	mostName  = 200 // bytes of a file name, without what is put behind it
 
@@ -35,23 +32,11 @@ const (
 	mostPause  = 20 * time.Millisecond
 )
 
-// errFormat says that a file is not one of this package, or damaged.
-var errFormat = errors.New("filefence: not an object of this package")
-
 // Dir is a folder of objects. It is safe for concurrent use, also by several processes, and
 // needs no closing. It has files named lock-… of its own, which must stay.
 type Dir struct{ path string }
 
 var _ fencing.Versioned = (*Dir)(nil)
-
-// header is what stands in front of the data, as one line of JSON.
-type header struct {
-	Version string        `json:"version"`
-	Token   fencing.Token `json:"token"`
-	Owner   string        `json:"owner,omitempty"`
-	Stamp   string        `json:"stamp,omitempty"`
-	Size    int           `json:"size"` // of the data, in bytes
-}
 
 // New makes a Dir of a folder, which it creates if it is not there. On systems without
 // flock it returns an error that matches errors.ErrUnsupported.
@@ -100,11 +85,11 @@ func (d *Dir) WriteIf(ctx context.Context, name string, o fencing.Object) (err e
 	if now.Version != o.Version {
 		return fmt.Errorf("filefence: %q: %w", name, fencing.ErrConflict)
 	}
-	head, err := json.Marshal(header{rand.Text(), o.Claim.Token, o.Claim.Owner, o.Stamp, len(o.Data)})
+	o.Version = rand.Text()
+	text, err := envelope.Encode(o)
 	if err != nil {
 		return fmt.Errorf("filefence: %q: %w", name, err)
 	}
-	text := append(append(append([]byte(magic), head...), '\n'), o.Data...)
 	if err := replace(file, text); err != nil {
 		return fmt.Errorf("filefence: %q: %w", name, err)
 	}
@@ -157,15 +142,14 @@ func read(file string) (fencing.Object, error) {
 	if err != nil {
 		return fencing.Object{}, fmt.Errorf("filefence: %w", err)
 	}
-	rest, ok := bytes.CutPrefix(text, []byte(magic))
-	head, data, cut := bytes.Cut(rest, []byte("\n"))
-	var h header
-	if !ok || !cut || json.Unmarshal(head, &h) != nil || h.Size != len(data) || h.Version == "" {
-		return fencing.Object{}, fmt.Errorf("%w: %s", errFormat, file)
+	o, err := envelope.Decode(text)
+	if err == nil && o.Version == "" {
+		err = envelope.ErrFormat
 	}
-	return fencing.Object{
-		Data: data, Claim: fencing.Claim{Token: h.Token, Owner: h.Owner}, Stamp: h.Stamp, Version: h.Version,
-	}, nil
+	if err != nil {
+		return fencing.Object{}, fmt.Errorf("filefence: %s: %w", file, err)
+	}
+	return o, nil
 }
 
 // replace writes beside the file and renames. The lock is held, so the other name is ours;

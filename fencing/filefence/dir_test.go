@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast/fencing"
+	"github.com/holdfast-go/holdfast/internal/envelope"
 	"github.com/holdfast-go/holdfast/internal/leaktest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
@@ -108,12 +109,12 @@ func TestDamage(t *testing.T) {
 	file := filepath.Join(d.path, "o.object")
 	good, err := os.ReadFile(file)
 	require.NoError(t, err)
-	for _, bad := range []string{"", "x", magic, magic + "{}\n", string(good[:len(good)-1]), string(good) + "x"} {
+	for _, bad := range []string{"", "x", "holdfast object 1\n", "holdfast object 1\n{}\n", string(good[:len(good)-1]), string(good) + "x"} {
 		require.NoError(t, os.WriteFile(file, []byte(bad), 0o600))
 		_, err := d.Read(ctx, "o")
-		require.ErrorIs(t, err, errFormat)
+		require.ErrorIs(t, err, envelope.ErrFormat)
 		err = fencing.Write(ctx, d, "o", 4, text("late"))
-		require.ErrorIs(t, err, errFormat)
+		require.ErrorIs(t, err, envelope.ErrFormat)
 		require.NotErrorIs(t, err, fencing.ErrStale)
 	}
 	_, err = New("")
