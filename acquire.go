@@ -129,7 +129,8 @@ type want struct {
 	end      clock.Instant // of WithWait; 0: none
 	attempts int
 
-	queues bool // a refused one joins the queue at the server
+	queues bool         // a refused one joins the queue at the server
+	stuck  <-chan error // tells that the wait can never end; nil: nobody looks
 
 	held    *HeldError // the latest refusal
 	heldBy  error      // which may tell more than that; nil: it does not
@@ -183,7 +184,7 @@ func (w *want) report(err error) error {
 	if errors.Is(err, ErrClosed) || w.l.isClosing() && !isFinal(err) {
 		return ErrClosed
 	}
-	if errors.Is(err, ErrInvalid) {
+	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrDeadlock) {
 		return err
 	}
 	switch {

@@ -49,7 +49,7 @@ var (
 	ErrReleased error = &sentinel{text: "lock released"}
 
 	// ErrDeadlock says that a nested wait could never end: the flow waits for what
-	// it holds itself. Release what the flow holds, and try again. The detail is
+	// it holds itself, or flows wait for each other. Release what the flow holds, and try again. The detail is
 	// *DeadlockError.
 	ErrDeadlock error = &sentinel{text: "deadlock"}
 
@@ -98,6 +98,7 @@ const (
 	LostGone    = "the key is gone"
 	LostTaken   = "the key carries another value"
 	LostMaxHold = "the cap on the hold was reached"
+	LostBroken  = "it was broken by force"
 )
 
 // LostError tells why a lock ended without the caller's doing. It matches
@@ -122,8 +123,10 @@ func (e *LostError) Is(target error) bool { return target == ErrLost || target =
 // Unwrap returns e.Err.
 func (e *LostError) Unwrap() error { return e.Err }
 
-// DeadlockError describes a nested wait that could never end. It matches
-// ErrDeadlock.
+// DeadlockError describes a nested wait that could never end: the flow asks for a lock that
+// it holds itself, or each of several flows waits for one that the next of them holds. Of those
+// the youngest gets the error, the one whose first lock was taken last: let it release what it holds, by its deferred
+// calls, and try again; the others go on. It matches ErrDeadlock.
 type DeadlockError struct {
 	Key   string         // the lock that was asked for
 	Cycle []DeadlockWait // who waits for what; the last waits for the first
@@ -134,14 +137,19 @@ type DeadlockWait struct {
 	Holder   string    // name of the flow's holder
 	Key      string    // the lock that it holds
 	WaitsFor string    // the lock that it waits for
-	Since    time.Time // since when it holds Key
+	Since    time.Time // since when it holds Key, by the holder's clock
+	Waits    time.Time // since when it waits, by the server's clock; zero: it has not begun
 }
 
 func (e *DeadlockError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "holdfast: deadlock on lock %q", e.Key)
-	for _, w := range e.Cycle {
-		fmt.Fprintf(&b, ": %q holds %q and waits for %q", w.Holder, w.Key, w.WaitsFor)
+	for i, w := range e.Cycle {
+		b.WriteString([]string{": ", "; "}[min(i, 1)])
+		fmt.Fprintf(&b, "%q holds %q and waits for %q", w.Holder, w.Key, w.WaitsFor)
+		if !w.Waits.IsZero() {
+			fmt.Fprintf(&b, " since %s", w.Waits.UTC().Format("15:04:05.000"))
+		}
 	}
 	return b.String()
 }

@@ -39,6 +39,8 @@ func (w *want) waitInLine() error {
 			if done, err := w.accept(s, v); done {
 				return err
 			}
+		case err := <-w.stuck:
+			return w.leaveLine(s, err)
 		case <-over:
 			return w.leaveLine(s, errWaitOver)
 		case <-w.ctx.Done():

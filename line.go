@@ -3,7 +3,9 @@ package holdfast
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"hash/maphash"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/fencing"
@@ -258,11 +260,48 @@ func (s *spot) sentAt(n int) (clock.Instant, bool) {
 	return s.sent[n%len(s.sent)], true
 }
 
+// brokenCall is the number of the call in a message that says that a lock was broken.
+const brokenCall = -1
+
 // hear takes in a message of the store, which may come from anybody.
 func (l *Locker) hear(text string) {
-	if h, ok := parseHanded(text); ok {
+	h, ok := parseHanded(text)
+	switch {
+	case !ok:
+	case h.n == brokenCall:
+		l.heardBroken(h.owner)
+	default:
 		l.told(h.owner, h.n, h.token)
 	}
+}
+
+// heardBroken is told that a lock of this Locker was broken. It asks the store.
+func (l *Locker) heardBroken(owner string) {
+	l.mu.Lock()
+	i := slices.IndexFunc(l.watch.expiries.items, func(k *Lock) bool { return k.owner == owner })
+	if i < 0 {
+		l.mu.Unlock()
+		return
+	}
+	k := l.watch.expiries.items[i]
+	k.broken = true
+	lease := k.lease()
+	lease.TTL = time.Millisecond // it only asks: a renewal never shortens
+	l.mu.Unlock()
+	l.group.Start(func() { // ends with attemptLimit, or the client's own timeouts
+		ctx, cancel := context.WithTimeout(l.base, attemptLimit)
+		defer cancel()
+		var lost *LostError
+		if !errors.As(l.store.Renew(ctx, []Lease{lease})[0], &lost) {
+			return
+		}
+		l.mu.Lock()
+		was := l.drop(k, gone)
+		l.mu.Unlock()
+		if was && k.ctx.Err() == nil {
+			l.lose(k, &LostError{Key: k.key, Reason: LostBroken})
+		}
+	})
 }
 
 // tuned is told that messages on a channel come from now on: one may have been

@@ -116,6 +116,7 @@ type Lock struct {
 	stage   stage
 	suspect bool // an abandoned try of this owner may still run at the server
 	ghost   bool // a late call may have left a place in the queue
+	broken  bool // it was told that somebody has broken it
 	ttl     time.Duration
 	longest time.Duration // of all leases that were ever asked for
 	ceiling time.Duration // a lease that an Extend of unknown fate may yet set; 0: none

@@ -14,6 +14,8 @@ func TestMain(m *testing.M) {
 		"fips":   childFIPS,
 		"job":    childJob,
 
+		"service": childService,
+
 		"line-one":   childLine,
 		"line-crowd": childCrowd,
 	})

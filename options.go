@@ -55,6 +55,8 @@ type config struct {
 	source       fencing.Source // draws it after the grant; nil: none
 	maxWaiters   int            // 0: any number
 	minHold      time.Duration  // 0: none
+	deadlocks    time.Duration  // when a nested wait is looked at; 0: the default
+	breaks       bool           // a deadlock is ended by breaking a lock
 	replicas     int
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()

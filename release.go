@@ -260,7 +260,7 @@ func (k *Lock) knownLost() *LostError {
 	}
 	var lost *LostError
 	if errors.As(cause, &lost) &&
-		(lost.Reason == LostGone || lost.Reason == LostTaken) {
+		(lost.Reason == LostGone || lost.Reason == LostTaken || lost.Reason == LostBroken) {
 		return lost
 	}
 	return nil

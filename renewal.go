@@ -223,6 +223,9 @@ func (l *Locker) renewed(r renewing, sent, now clock.Instant, share float64, err
 		l.tellRenewed(k)
 	case errors.As(err, &lost):
 		l.drop(k, gone)
+		if k.broken {
+			return &LostError{Key: k.key, Reason: LostBroken}
+		}
 		return &LostError{Key: k.key, Reason: lost.Reason, Err: lost.Err}
 	case k.renewal.tries > 0: // else another try has been confirmed meanwhile
 		l.retryRenewal(k, now, share, opaqueContext{err})

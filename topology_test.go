@@ -30,7 +30,7 @@ func aclUser(t *testing.T, s *redistest.Server, rules ...string) *redis.Client {
 // documentedRights are those that README names for the default path.
 var documentedRights = []string{
 	"~locks:*", "~{locks:*", "&holdfast:*", "+set", "+get", "+pttl", "+pexpire", "+del", "+eval", "+evalsha", "+time", "+exists",
-	"+zadd", "+zcard", "+zpopmin", "+zrange", "+zrank", "+zrem", "+zscore", "+hget", "+hset", "+hdel", "+publish", "+subscribe",
+	"+zadd", "+zcard", "+zpopmin", "+zrange", "+zrank", "+zrem", "+zscore", "+hget", "+hset", "+hdel", "+hgetall", "+publish", "+subscribe",
 }
 
 // C126, C129: a user with just the documented rights can do everything; without

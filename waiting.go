@@ -41,11 +41,13 @@ type turn struct {
 
 // wait tries to take the lock until it is held, the wait ends, or a refusal
 // cannot be healed by waiting.
-func (w *want) wait() error {
+func (w *want) wait() (err error) {
+	p := w.probe()
+	defer func() { p.stop(err) }()
+	w.stuck = p.verdict()
 	if s := w.l.line.store; s != nil && s.hasLine(w.k.full) {
 		return w.waitInLine()
 	}
-	var err error
 	if !w.l.contended(w.k.full) {
 		if err = w.try(false); err == nil || !w.again(err) {
 			return err
@@ -73,6 +75,8 @@ func (w *want) wait() error {
 	}
 	select {
 	case <-t.first:
+	case err := <-w.stuck:
+		return err
 	case <-over:
 		return w.giveUp(q, errWaitOver)
 	case <-w.ctx.Done():
@@ -103,6 +107,8 @@ func (w *want) poll(q *queue, t *turn, over <-chan time.Time, err error) error {
 		case <-t.poke:
 			timer.Stop()
 			soon = 0
+		case err := <-w.stuck:
+			return err
 		case <-over:
 			return w.giveUp(q, errWaitOver)
 		case <-w.ctx.Done():

@@ -38,6 +38,10 @@ var (
 	//go:embed renew.lua
 	Renew string
 
+	// Note notes that the flow of a held lock waits.
+	//go:embed note.lua
+	Note string
+
 	// Extend sets what is left of one lease, if it is the caller's.
 	//go:embed extend.lua
 	Extend string
