@@ -34,13 +34,17 @@ func NewCounter(client redis.UniversalClient) (*Counter, error) {
 }
 
 // Next returns a token for key, greater than all before. The first is 1. The counter is the
-// key "{order:1}:fence" for "order:1", without TTL: the same as that of locks on that key
-// with holdfast.WithFencing, so that no number is given twice. Do not mix it with ClockFloor,
-// whose counter ends.
+// key "{order:1}:fence" for "order:1", without TTL: the same as that of the locks with
+// holdfast.WithFencing that have this key on the server, with the prefix of their Locker, so that
+// no number is given twice. It has nothing to do with the tokens of a majority, or of a
+// Source; and do not mix it with ClockFloor, whose counter ends.
 //
 // After an error a number may have been drawn; nobody gets that. The errors are about the key,
 // or those of the client and the server, wrapped.
 func (c *Counter) Next(ctx context.Context, key string) (Token, error) {
+	if key == "" {
+		return 0, errors.New("fencing: empty key")
+	}
 	counter, ok := keyspace.Companion(key, "fence")
 	if !ok {
 		return 0, fmt.Errorf("fencing: key %q has no place for a counter in its cluster slot", key)

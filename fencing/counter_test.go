@@ -32,7 +32,7 @@ func TestCounter(t *testing.T) {
 	first, err := counter.Next(t.Context(), "order:1")
 	require.NoError(t, err)
 	require.EqualValues(t, 1, first)
-	locker, err := holdfast.New(client, holdfast.WithFencing())
+	locker, err := holdfast.New(client, holdfast.WithFencing(), holdfast.WithPrefix("order:"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, locker.Close()) })
 
@@ -44,7 +44,7 @@ func TestCounter(t *testing.T) {
 			for range each {
 				token, err := counter.Next(t.Context(), "order:1")
 				if i == 0 {
-					err = locker.Do(t.Context(), "order:1", func(ctx context.Context) error {
+					err = locker.Do(t.Context(), "1", func(ctx context.Context) error {
 						token, _ = fencing.FromContext(ctx)
 						return nil
 					})

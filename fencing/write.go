@@ -13,6 +13,10 @@ import (
 // ErrConflict is what [Versioned.WriteIf] returns when the object has another version.
 var ErrConflict = errors.New("fencing: the object has changed")
 
+// ErrFormat is what a Versioned store may return for something under the name that is not an
+// object of its own, or damaged.
+var ErrFormat = errors.New("fencing: not an object of this package, or a damaged one")
+
 // Object is what a store with conditional writes keeps under a name.
 type Object struct {
 	Data    []byte

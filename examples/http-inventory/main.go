@@ -61,13 +61,13 @@ func run(ctx context.Context) error {
 		server.ClockTTL(true) // leases end by themselves, as on a real server
 		redisURL = "redis://" + server.Addr()
 	}
-	st := stage.New(os.Stdout, workerVariable)
+	st := stage.New(ctx, os.Stdout, workerVariable)
 	for _, fenced := range []bool{true, false} {
 		if err := scene(st, fenced, "REDIS_URL="+redisURL); err != nil {
 			return err
 		}
 	}
-	return ctx.Err()
+	return nil
 }
 
 // scene is the whole story, behind the middleware or not.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"sync"
@@ -40,8 +41,9 @@ func (s *shop) handler(fenced bool) (http.Handler, error) {
 	mux.Handle("POST /stock/{sku}/order", guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if r.Context().Err() != nil {
-			return // a newer holder has come
+		if r.Context().Err() != nil { // a newer holder has come
+			http.Error(w, context.Cause(r.Context()).Error(), http.StatusConflict)
+			return
 		}
 		s.stock[r.PathValue("sku")]--
 		w.WriteHeader(http.StatusNoContent)

@@ -66,7 +66,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = shop.db.Close() }()
-	st := stage.New(os.Stdout, workerVariable)
+	st := stage.New(ctx, os.Stdout, workerVariable)
 	for _, fenced := range []bool{true, false} {
 		if err := shop.reset(ctx); err != nil {
 			return err

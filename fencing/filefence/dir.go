@@ -144,7 +144,7 @@ func read(file string) (fencing.Object, error) {
 	}
 	o, err := envelope.Decode(text)
 	if err == nil && o.Version == "" {
-		err = envelope.ErrFormat
+		err = fencing.ErrFormat
 	}
 	if err != nil {
 		return fencing.Object{}, fmt.Errorf("filefence: %s: %w", file, err)

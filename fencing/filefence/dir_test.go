@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast/fencing"
-	"github.com/holdfast-go/holdfast/internal/envelope"
 	"github.com/holdfast-go/holdfast/internal/leaktest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
@@ -112,9 +111,9 @@ func TestDamage(t *testing.T) {
 	for _, bad := range []string{"", "x", "holdfast object 1\n", "holdfast object 1\n{}\n", string(good[:len(good)-1]), string(good) + "x"} {
 		require.NoError(t, os.WriteFile(file, []byte(bad), 0o600))
 		_, err := d.Read(ctx, "o")
-		require.ErrorIs(t, err, envelope.ErrFormat)
+		require.ErrorIs(t, err, fencing.ErrFormat)
 		err = fencing.Write(ctx, d, "o", 4, text("late"))
-		require.ErrorIs(t, err, envelope.ErrFormat)
+		require.ErrorIs(t, err, fencing.ErrFormat)
 		require.NotErrorIs(t, err, fencing.ErrStale)
 	}
 	_, err = New("")

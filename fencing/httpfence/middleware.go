@@ -43,7 +43,8 @@ type problem struct {
 //
 // The handler runs in [fencing.Gate.Do]: when a newer token comes, the context of its
 // request is cancelled, and the newer request waits for its end. A handler must therefore
-// heed its context, and do its writes before it returns. The context carries the claim.
+// heed its context, and do its writes before it returns. One that stops for that answers so
+// itself, with 409: else the client gets 200. The context carries the claim.
 func Middleware(gate *fencing.Gate, resource func(r *http.Request) (name string, checked bool), rules ...fencing.Rule) func(http.Handler) http.Handler {
 	if gate == nil || resource == nil {
 		panic("httpfence: nil gate or nil function")

@@ -33,8 +33,8 @@ const (
 const mostProblem = 64 << 10
 
 // Transport sends requests with the token that their context carries, such as one derived
-// from lock.Context(). A request whose context has none, or that has a header of its own,
-// is sent as it is. It is safe for concurrent use if Base is.
+// from lock.Context(). A request whose context has none, such as that of a lock without fencing,
+// or that has a header of its own, is sent as it is. It is safe for concurrent use if Base is.
 type Transport struct {
 	Base http.RoundTripper // nil: http.DefaultTransport
 }
@@ -42,7 +42,7 @@ type Transport struct {
 var _ http.RoundTripper = (*Transport)(nil)
 
 // RoundTrip sends a request. It fails with fencing.ErrNoToken, and sends nothing, when the
-// token in the context is 0 or negative: a lock that was taken without fencing.
+// token in the context is 0 or negative.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	base := t.Base
 	if base == nil {

@@ -49,7 +49,8 @@ func WithTable(name string) SQLOption {
 }
 
 // NewSQL returns a Store over db, which the caller has opened with a driver for the dialect.
-// For SQLite set busy_timeout, or two who meet get errors. Its errors are for bad arguments.
+// For SQLite set busy_timeout, or two who meet get errors; for go-sql-driver/mysql readTimeout,
+// because a COMMIT that hangs heeds no context. Its errors are for bad arguments.
 // Make the table with Create, or with Schema in your migrations.
 func NewSQL(db *sql.DB, dialect sqlfence.Dialect, opts ...SQLOption) (*SQLStore, error) {
 	if db == nil {
@@ -171,12 +172,12 @@ func (s *SQLStore) put(ctx context.Context, id string, state State, run string, 
 	}
 	given := append([]any{string(state), run, payload, id}, args...)
 	return s.record(ctx, id, func(tx *sql.Tx) error {
-		_, err := s.exec(ctx, tx, "UPDATE TABLE SET state = ?, run = ?, since = NOW, payload = ?"+
-			" WHERE id = ? AND "+condition, given...)
-		if err != nil {
+		if err := s.insert(ctx, tx, id, state, run, payload); err != nil {
 			return err
 		}
-		return s.insert(ctx, tx, id, state, run, payload)
+		_, err := s.exec(ctx, tx, "UPDATE TABLE SET state = ?, run = ?, since = NOW, payload = ?"+
+			" WHERE id = ? AND "+condition, given...)
+		return err
 	})
 }
 
@@ -198,14 +199,13 @@ func (s *SQLStore) End(ctx context.Context, id, run string, state State, payload
 
 // Abandon is that of Store.
 func (s *SQLStore) Abandon(ctx context.Context, id, run string) error {
-	_, err := s.delete(ctx, "id = ? AND run = ? AND state = 'running'", id, run)
-	return err
+	return s.remove(ctx, id, run, "id = ? AND run = ? AND state = 'running'", id, run)
 }
 
 // Resolve is that of Store.
 func (s *SQLStore) Resolve(ctx context.Context, id string, result []byte) error {
 	r, err := s.put(ctx, id, Done, "", result, "state <> 'done'")
-	if err == nil && !bytes.Equal(r.Payload, result) {
+	if err == nil && (r.State != Done || !bytes.Equal(r.Payload, result)) {
 		err = errOtherResult
 	}
 	return err
@@ -214,34 +214,43 @@ func (s *SQLStore) Resolve(ctx context.Context, id string, result []byte) error 
 // Forget is that of Store. If its context ends, the record may go a moment later, but never
 // one that was begun since.
 func (s *SQLStore) Forget(ctx context.Context, id string) error {
-	_, err := s.delete(ctx, "id = ?", id)
-	return err
+	return s.remove(ctx, id, "", "id = ?", id)
+}
+
+// remove deletes a record, after it has waited for one that is just being made: a Begin whose
+// context has ended may still be committed, and a DELETE alone would neither see it nor wait.
+func (s *SQLStore) remove(ctx context.Context, id, run, condition string, args ...any) error {
+	return s.dialect.Transact(ctx, s.db, func(tx *sql.Tx) error {
+		if err := s.insert(ctx, tx, id, Running, run, []byte{}); err != nil {
+			return err
+		}
+		_, err := s.exec(ctx, tx, "DELETE FROM TABLE WHERE "+condition, args...)
+		return err
+	})
 }
 
 // Purge deletes the results that are older than age, by the clock of the database, and returns
 // how many. After that their ids run again, so age must be longer than any repetition can
 // take to come. What is in progress or unknown stays. It reads the whole table, unless you make
 // an index on since. Its errors are the driver's, wrapped.
-func (s *SQLStore) Purge(ctx context.Context, age time.Duration) (int64, error) {
+func (s *SQLStore) Purge(ctx context.Context, age time.Duration) (n int64, err error) {
 	if age < 0 {
 		return 0, fmt.Errorf("once: purge: age %v: must not be below 0", age)
 	}
-	seconds := int64((age + time.Second - 1) / time.Second)
-	n, err := s.delete(ctx, "state = 'done' AND since < NOW - "+strconv.FormatInt(seconds, 10))
-	if err != nil {
-		return 0, fmt.Errorf("once: purge: %w", err)
+	seconds := int64(age / time.Second)
+	if age%time.Second != 0 {
+		seconds++
 	}
-	return n, nil
-}
-
-// delete deletes in a transaction: a statement alone could still run after the call has ended.
-func (s *SQLStore) delete(ctx context.Context, condition string, args ...any) (n int64, err error) {
+	// In a transaction: a statement alone could still run after the call has ended.
 	err = s.dialect.Transact(ctx, s.db, func(tx *sql.Tx) error {
-		result, err := s.exec(ctx, tx, "DELETE FROM TABLE WHERE "+condition, args...)
+		result, err := s.exec(ctx, tx, "DELETE FROM TABLE WHERE state = 'done' AND since < NOW - "+strconv.FormatInt(seconds, 10))
 		if err == nil {
 			n, err = result.RowsAffected()
 		}
 		return err
 	})
-	return n, err
+	if err != nil {
+		return 0, fmt.Errorf("once: purge: %w", err)
+	}
+	return n, nil
 }

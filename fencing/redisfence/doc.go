@@ -3,10 +3,13 @@
 //
 //	f, err := redisfence.New(client)
 //	...
-//	err = f.Enter(ctx, "order:1", lock.Token(), fencing.By(lock.Owner()))
-//	total := client.Get(ctx, "order:1") // after Enter: nobody older writes any more
+//	err = f.Enter(ctx, "total:1", lock.Token(), fencing.By(lock.Owner()))
+//	total := client.Get(ctx, "total:1") // after Enter: nobody older writes any more
 //	...
-//	err = f.Set(ctx, "order:1", newTotal, 0, lock.Token(), fencing.By(lock.Owner()))
+//	err = f.Set(ctx, "total:1", newTotal, 0, lock.Token(), fencing.By(lock.Owner()))
+//
+// A lock is a key, too: a value on the same server must not have its name, or it overwrites
+// the lock. Take locks with a prefix of their own, by holdfast.WithPrefix("lock:").
 //
 // Enter before you read. Without it an old holder may still write between the read and
 // the first write of the new one, and that write is lost.
@@ -14,8 +17,8 @@
 // # Marks
 //
 // The highest token and its owner are the mark of a key: a hash beside it, in the same
-// cluster slot. That of "order:1" is "{order:1}:mark", that of "a{b}c" is "a{b}c:mark",
-// and that of "{order:1}" is "{order:1}:mark{}", so that no two keys share one. A mark has
+// cluster slot. That of "total:1" is "{total:1}:mark", that of "a{b}c" is "a{b}c:mark",
+// and that of "{total:1}" is "{total:1}:mark{}", so that no two keys share one. A mark has
 // no TTL, and it stays when the value expires or is deleted, else an old holder could
 // write the value again. Delete a mark only when no holder of an old token can be left.
 //

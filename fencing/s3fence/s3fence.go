@@ -3,6 +3,9 @@
 // writes (If-Match and If-None-Match of PutObject), which S3 has since November 2024. A store
 // that takes no notice of them lets every write through: call [Bucket.Verify] once.
 //
+// What it needs in S3 are the rights s3:GetObject, s3:PutObject, and s3:ListBucket: without the
+// last S3 answers 403, and not 404, when there is no object yet.
+//
 // Each object has its mark in front of the data, in the same bytes, so that one write replaces
 // both, and every write has another ETag. Whoever reads it without this package must skip
 // the first two lines.
@@ -16,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -44,7 +48,7 @@ var _ fencing.Versioned = (*Bucket)(nil)
 
 // New makes a Bucket of a bucket that exists. Its errors are for bad arguments.
 func New(api API, bucket string) (*Bucket, error) {
-	if api == nil {
+	if v := reflect.ValueOf(api); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, errors.New("s3fence: nil client")
 	}
 	if bucket == "" {
@@ -87,7 +91,7 @@ func (b *Bucket) WriteIf(ctx context.Context, name string, o fencing.Object) err
 	} else {
 		in.IfMatch = aws.String(o.Version)
 	}
-	o.Version = "" // it is the store's
+	o.Version = rand.Text() // so that no two writes have one ETag
 	text, err := envelope.Encode(o)
 	if err != nil {
 		return fmt.Errorf("s3fence: %q: %w", name, err)
@@ -123,32 +127,42 @@ func isConflict(err error, matching bool) bool {
 	return false
 }
 
-// errUnconditional is that of Verify.
-var errUnconditional = errors.New("s3fence: the store takes no notice of conditions, and would let stale writes through")
+// ErrUnconditional is what Verify returns for a store that would let stale writes through.
+var ErrUnconditional = errors.New("s3fence: the store takes no notice of conditions, and would let stale writes through")
+
+// verifyTries bounds how often Verify writes, when others do so at the same time.
+const verifyTries = 100
 
 // Verify tries out whether the store heeds conditions, by writes to an object of this name,
 // which must be used for nothing else and stays. Call it when a service starts, or in a
-// test, with any store but S3 itself.
+// test, with any store but S3 itself. It returns ErrUnconditional if it does not; any other
+// error says that it could not be tried out.
 func (b *Bucket) Verify(ctx context.Context, name string) error {
 	o := fencing.Object{Stamp: rand.Text()}
 	err := b.WriteIf(ctx, name, o) // to make it, if it is not there
 	if err != nil && !errors.Is(err, fencing.ErrConflict) {
 		return err
 	}
-	now, err := b.Read(ctx, name)
-	if err != nil {
-		return err
+	var old string // a version that is not there any more
+	for n := 0; old == ""; n++ {
+		now, err := b.Read(ctx, name)
+		if err != nil {
+			return err
+		}
+		o := now
+		o.Stamp = rand.Text()
+		switch err := b.WriteIf(ctx, name, o); {
+		case err == nil:
+			old = now.Version
+		case !errors.Is(err, fencing.ErrConflict) || n == verifyTries: // else somebody else tries it out, too
+			return err
+		}
 	}
-	stale := now
-	stale.Stamp = rand.Text()
-	if err := b.WriteIf(ctx, name, stale); err != nil { // so that there is an older version
-		return err
-	}
-	for _, version := range []string{"", now.Version} {
+	for _, version := range []string{"", old} {
 		o := fencing.Object{Stamp: rand.Text(), Version: version}
 		switch err := b.WriteIf(ctx, name, o); {
 		case err == nil:
-			return errUnconditional
+			return ErrUnconditional
 		case !errors.Is(err, fencing.ErrConflict):
 			return err
 		}

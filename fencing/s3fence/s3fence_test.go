@@ -22,7 +22,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/holdfast-go/holdfast/fencing"
-	"github.com/holdfast-go/holdfast/internal/envelope"
 	"github.com/holdfast-go/holdfast/internal/leaktest"
 )
 
@@ -80,6 +79,11 @@ func TestObjects(t *testing.T) {
 	o.Data, o.Stamp = nil, "t"
 	require.NoError(t, b.WriteIf(ctx, "o", o))
 	require.ErrorIs(t, b.WriteIf(ctx, "o", o), fencing.ErrConflict, "its version has gone")
+	o, err = b.Read(ctx, "o")
+	require.NoError(t, err)
+	require.NoError(t, b.WriteIf(ctx, "o", o))
+	require.ErrorIs(t, b.WriteIf(ctx, "o", o), fencing.ErrConflict, "also of the same bytes")
+	require.ErrorContains(t, fencing.Enter(ctx, b, "bad", 1, fencing.By("a\xff")), "UTF-8")
 	for _, name := range []string{"a b", "ä/ö", "x?y#z%2F", "dir/file.txt"} {
 		require.NoError(t, fencing.Write(ctx, b, name, 1, text(name)), name)
 		o, err := b.Read(ctx, name)
@@ -209,6 +213,15 @@ func TestVerify(t *testing.T) {
 	for range 2 {
 		require.NoError(t, b.Verify(t.Context(), "probe"))
 	}
+	var wg sync.WaitGroup
+	for range 8 { // services that start together
+		wg.Go(func() { // ends with its answer
+			if err := b.Verify(t.Context(), "together"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 	for _, headers := range [][]string{{"If-None-Match", "If-Match"}, {"If-None-Match"}, {"If-Match"}} {
 		b, _ := store(t, func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 			for _, h := range headers {
@@ -217,14 +230,34 @@ func TestVerify(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 		for range 2 {
-			require.ErrorIs(t, b.Verify(t.Context(), "probe"), errUnconditional, headers)
+			require.ErrorIs(t, b.Verify(t.Context(), "probe"), ErrUnconditional, headers)
 		}
 	}
+}
+
+// Where writes meet, S3 may answer 409.
+func TestConflictOfWrites(t *testing.T) {
+	var meets atomic.Int64
+	b, _ := store(t, func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		if r.Method != http.MethodPut || meets.Add(-1) < 0 {
+			return next.RoundTrip(r)
+		}
+		body := `<Error><Code>ConditionalRequestConflict</Code><Message>met</Message></Error>`
+		return &http.Response{
+			StatusCode: http.StatusConflict, Body: io.NopCloser(strings.NewReader(body)), Header: http.Header{}, Request: r,
+		}, nil
+	})
+	meets.Store(1)
+	require.ErrorIs(t, b.WriteIf(t.Context(), "o", fencing.Object{}), fencing.ErrConflict)
+	meets.Store(2)
+	require.NoError(t, fencing.Write(t.Context(), b, "o", 1, text("data")))
 }
 
 // What a bucket answers with otherwise is neither stale nor a conflict.
 func TestErrors(t *testing.T) {
 	_, err := New(nil, bucket)
+	require.Error(t, err)
+	_, err = New((*s3.Client)(nil), bucket)
 	require.Error(t, err)
 	b, client := store(t, nil)
 	_, err = New(client, "")
@@ -234,8 +267,8 @@ func TestErrors(t *testing.T) {
 	})
 	require.NoError(t, err)
 	_, err = b.Read(t.Context(), "foreign")
-	require.ErrorIs(t, err, envelope.ErrFormat)
-	require.ErrorIs(t, fencing.Write(t.Context(), b, "foreign", 1, text("x")), envelope.ErrFormat)
+	require.ErrorIs(t, err, fencing.ErrFormat)
+	require.ErrorIs(t, fencing.Write(t.Context(), b, "foreign", 1, text("x")), fencing.ErrFormat)
 
 	nowhere, err := New(client, "nowhere")
 	require.NoError(t, err)

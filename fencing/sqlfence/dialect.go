@@ -13,9 +13,9 @@ import (
 type Dialect int
 
 const (
-	PostgreSQL Dialect = iota + 1 // from 9.5 on
-	MySQL                         // and MariaDB; tables of InnoDB
-	SQLite                        // from 3.35 on
+	PostgreSQL = Dialect(sqldb.PostgreSQL) // from 9.5 on
+	MySQL      = Dialect(sqldb.MySQL)      // and MariaDB; tables of InnoDB
+	SQLite     = Dialect(sqldb.SQLite)     // from 3.35 on
 )
 
 // String returns the name of the dialect.

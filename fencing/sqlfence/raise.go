@@ -92,7 +92,7 @@ func (f *Fence) raise(ctx context.Context, tx *sql.Tx, resource string, c fencin
 	if err != nil {
 		return fencing.Claim{}, fmt.Errorf("sqlfence: raise the mark of %q: %w", resource, err)
 	}
-	ok, err := f.dialect.admitted(res, c.Token)
+	ok, err := f.dialect.admitted(ctx, tx, res, c.Token)
 	if err != nil {
 		return fencing.Claim{}, fmt.Errorf("sqlfence: raise the mark of %q: %w", resource, err)
 	}
@@ -165,15 +165,25 @@ func (f *Fence) upsertMySQL(resource string, c fencing.Check) (statement string,
 		" token = GREATEST(token, ?)", append(args, token)
 }
 
-// admitted tells whether a statement with a check in it has let the token through.
-func (d Dialect) admitted(res sql.Result, token fencing.Token) (bool, error) {
+// admitted tells whether an upsert has let the token through.
+func (d Dialect) admitted(ctx context.Context, tx *sql.Tx, res sql.Result, token fencing.Token) (bool, error) {
 	if d != MySQL {
 		n, err := res.RowsAffected()
 		return n > 0, err
 	}
-	id, err := res.LastInsertId()
+	id, err := lastID(ctx, tx, res)
 	if err == nil && id != 0 && id != int64(token) {
 		err = fmt.Errorf("the server answers %d instead of 0 or %d", id, token)
 	}
 	return id != 0, err
+}
+
+// lastID returns what a statement of MySQL has put into LAST_INSERT_ID. When the table has a
+// trigger, MariaDB does not send it with the result.
+func lastID(ctx context.Context, tx *sql.Tx, res sql.Result) (id int64, err error) {
+	if id, err = res.LastInsertId(); err != nil || id != 0 {
+		return id, err
+	}
+	err = tx.QueryRowContext(ctx, "SELECT LAST_INSERT_ID()").Scan(&id)
+	return id, err
 }

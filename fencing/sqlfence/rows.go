@@ -73,7 +73,7 @@ func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token
 		if err != nil {
 			return fmt.Errorf("sqlfence: update %s: %w", resource, err)
 		}
-		wrote, err := r.Dialect.admitted(result, token)
+		wrote, err := r.wrote(result, token)
 		if err != nil {
 			return fmt.Errorf("sqlfence: update %s: %w", resource, err)
 		}
@@ -92,7 +92,22 @@ func (r Rows) Update(ctx context.Context, q Querier, id any, token fencing.Token
 		}
 		// It was inserted after the update: once more.
 	}
+	if r.Dialect == MySQL {
+		return nil // it has this token, and nothing was to be changed
+	}
 	return fmt.Errorf("sqlfence: update %s: the row is there, and is not written", resource)
+}
+
+// wrote tells whether an update has written the row. MySQL counts a row that stays as it was
+// only with a setting of the connection (clientFoundRows); then the id tells, but not where the
+// table has a trigger. A row without either has not changed, so it does no harm to write again.
+func (r Rows) wrote(result sql.Result, token fencing.Token) (bool, error) {
+	n, err := result.RowsAffected()
+	if err != nil || n > 0 || r.Dialect != MySQL {
+		return n > 0, err
+	}
+	id, err := result.LastInsertId()
+	return id == int64(token), err
 }
 
 func (r Rows) check(token fencing.Token) error {

@@ -48,7 +48,7 @@ func (s source) Next(ctx context.Context, key string) (token fencing.Token, err 
 	return token, nil
 }
 
-func (f *Fence) next(ctx context.Context, q Querier, key string) (token fencing.Token, err error) {
+func (f *Fence) next(ctx context.Context, q *sql.Tx, key string) (token fencing.Token, err error) {
 	if f.dialect != MySQL {
 		err = q.QueryRowContext(ctx, "INSERT INTO "+f.tokens+" AS t (resource, token) VALUES ("+f.dialect.db().Arg(1)+", 1)"+
 			" ON CONFLICT (resource) DO UPDATE SET token = t.token + 1 RETURNING token", key).Scan(&token)
@@ -59,6 +59,6 @@ func (f *Fence) next(ctx context.Context, q Querier, key string) (token fencing.
 	if err != nil {
 		return 0, err
 	}
-	id, err := res.LastInsertId()
+	id, err := lastID(ctx, q, res)
 	return fencing.Token(id), err
 }

@@ -5,27 +5,29 @@ package envelope
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
+	"fmt"
+	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/fencing"
 )
 
 const magic = "holdfast object 1\n"
 
-// ErrFormat says that a text is not an object, or damaged.
-var ErrFormat = errors.New("not an object of holdfast, or a damaged one")
-
 // header is what stands in front of the data, as one line of JSON.
 type header struct {
-	Version string        `json:"version,omitempty"` // where the store gives none
+	Version string        `json:"version"` // random: no two writes are the same bytes
 	Token   fencing.Token `json:"token"`
 	Owner   string        `json:"owner,omitempty"`
 	Stamp   string        `json:"stamp,omitempty"`
 	Size    int           `json:"size"` // of the data, in bytes
 }
 
-// Encode returns the bytes of an object.
+// Encode returns the bytes of an object. An owner must be UTF-8: JSON would make others of
+// different ones the same.
 func Encode(o fencing.Object) ([]byte, error) {
+	if !utf8.ValidString(o.Claim.Owner) {
+		return nil, fmt.Errorf("owner %q is not valid UTF-8", o.Claim.Owner)
+	}
 	head, err := json.Marshal(header{o.Version, o.Claim.Token, o.Claim.Owner, o.Stamp, len(o.Data)})
 	if err != nil {
 		return nil, err
@@ -34,13 +36,13 @@ func Encode(o fencing.Object) ([]byte, error) {
 	return append(append(append(append(text, magic...), head...), '\n'), o.Data...), nil
 }
 
-// Decode returns the object of some bytes, which it goes on using, or ErrFormat.
+// Decode returns the object of some bytes, which it goes on using, or fencing.ErrFormat.
 func Decode(text []byte) (fencing.Object, error) {
 	rest, ok := bytes.CutPrefix(text, []byte(magic))
 	head, data, cut := bytes.Cut(rest, []byte("\n"))
 	var h header
 	if !ok || !cut || json.Unmarshal(head, &h) != nil || h.Size != len(data) {
-		return fencing.Object{}, ErrFormat
+		return fencing.Object{}, fencing.ErrFormat
 	}
 	claim := fencing.Claim{Token: h.Token, Owner: h.Owner}
 	return fencing.Object{Data: data, Claim: claim, Stamp: h.Stamp, Version: h.Version}, nil

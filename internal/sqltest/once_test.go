@@ -7,6 +7,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -123,6 +125,11 @@ func TestOncePurge(t *testing.T) {
 		require.EqualValues(e, 3, e.int("SELECT COUNT(*) FROM once"+e.suffix))
 		_, err = s.Purge(ctx, -1)
 		require.Error(e, err)
+		for _, age := range []time.Duration{math.MaxInt64, math.MaxInt64 - time.Second, 1} {
+			_, err = s.Purge(ctx, age)
+			require.NoError(e, err)
+		}
+		require.EqualValues(e, 3, e.int("SELECT COUNT(*) FROM once"+e.suffix))
 	})
 }
 
@@ -152,6 +159,35 @@ func TestOnceContextEnds(t *testing.T) {
 		require.NoError(e, err)
 		require.Equal(e, once.Running, r.State)
 		require.Equal(e, "a", r.Run)
+	})
+}
+
+// A Run whose context ends at any moment, also while its claim is being committed, gives the
+// claim back: the id can be run again.
+func TestOnceEndedRuns(t *testing.T) {
+	each(t, func(e *env) {
+		s := e.onceStore()
+		r, err := once.New(s)
+		require.NoError(e, err)
+		const runs = 300
+		called := make([]bool, runs)
+		require.NoError(e, errors.Join(together(func(i int) error {
+			for n := i; n < runs; n += writers {
+				ctx, cancel := context.WithTimeout(e.Context(), time.Duration(rand.IntN(3000))*time.Microsecond)
+				_, _ = r.Run(ctx, fmt.Sprint(n), func(context.Context) ([]byte, error) {
+					called[n] = true
+					return nil, nil
+				})
+				cancel()
+			}
+			return nil
+		})...))
+		for n := range called {
+			if !called[n] {
+				_, err := r.Run(e.bounded(), fmt.Sprint(n), func(context.Context) ([]byte, error) { return nil, nil })
+				require.NoError(e, err, n)
+			}
+		}
 	})
 }
 

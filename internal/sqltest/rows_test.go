@@ -13,6 +13,45 @@ import (
 	"github.com/holdfast-go/holdfast/fencing/sqlfence"
 )
 
+// Triggers, such as those that keep a log, change nothing: what is written is told, once. (MariaDB
+// does not send LAST_INSERT_ID with its answers then.)
+func TestTriggers(t *testing.T) {
+	eachServer(t, func(e *env) {
+		rows := sqlfence.Rows{Dialect: e.dialect, Table: e.create("goods", "id INT PRIMARY KEY, n INT, u INT, token BIGINT"), ID: "id", Token: "token"}
+		e.exec("INSERT INTO " + rows.Table + " VALUES (1, 0, 0, NULL)")
+		for _, table := range []string{rows.Table, "marks" + e.suffix, "tokens" + e.suffix} {
+			column := map[bool]string{true: "u", false: "token"}[table == rows.Table]
+			if e.dialect == sqlfence.PostgreSQL {
+				e.exec("CREATE FUNCTION touch_" + table + "() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW." + column + " = NEW." + column + "; RETURN NEW; END $$")
+				e.exec("CREATE TRIGGER touch BEFORE UPDATE ON " + table + " FOR EACH ROW EXECUTE FUNCTION touch_" + table + "()")
+				continue
+			}
+			e.exec("CREATE TRIGGER touch_" + table + " BEFORE UPDATE ON " + table + " FOR EACH ROW SET NEW." + column + " = NEW." + column)
+		}
+		ctx := e.Context()
+		for _, token := range []fencing.Token{60, 60, 61} {
+			require.NoError(e, rows.Update(ctx, e.db, 1, token, "n = n + 1"))
+			require.NoError(e, rows.Update(ctx, e.db, 1, token, "n = n"))
+		}
+		require.EqualValues(e, 3, e.int("SELECT n FROM "+rows.Table))
+		require.ErrorIs(e, rows.Update(ctx, e.db, 1, 60, "n = n + 1"), fencing.ErrStale)
+		require.EqualValues(e, 3, e.int("SELECT n FROM "+rows.Table))
+		require.ErrorIs(e, rows.Update(ctx, e.db, 2, 62, "n = n + 1"), sqlfence.ErrNoRow)
+
+		for _, token := range []fencing.Token{1, 2, 2, 3} {
+			require.NoError(e, e.fence.Enter(ctx, e.db, "o", token, fencing.By("a")))
+		}
+		require.ErrorIs(e, e.fence.Enter(ctx, e.db, "o", 2), fencing.ErrStale)
+		require.ErrorIs(e, e.fence.Enter(ctx, e.db, "o", 3, fencing.By("b")), fencing.ErrStale)
+		source := e.fence.Source(e.db)
+		for want := range fencing.Token(3) {
+			got, err := source.Next(ctx, "k")
+			require.NoError(e, err)
+			require.Equal(e, want+1, got)
+		}
+	})
+}
+
 // between runs a function after the first statement that changes something.
 type between struct {
 	*sql.DB

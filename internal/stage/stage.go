@@ -7,6 +7,7 @@ package stage
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,14 +19,17 @@ import (
 
 // Stage prints a time line.
 type Stage struct {
+	ctx      context.Context // kills the workers
 	out      io.Writer
 	variable string
 	start    time.Time
 }
 
 // New returns a Stage that prints to out. The environment variable tells a program that it
-// is a worker, and what to do.
-func New(out io.Writer, variable string) *Stage { return &Stage{out, variable, time.Now()} }
+// is a worker, and what to do. When ctx ends the workers are killed.
+func New(ctx context.Context, out io.Writer, variable string) *Stage {
+	return &Stage{ctx, out, variable, time.Now()}
+}
 
 // Say prints a step with the time since the start.
 func (s *Stage) Say(format string, args ...any) {
@@ -48,7 +52,7 @@ func (s *Stage) Start(name, role string, env ...string) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self)
+	cmd := exec.CommandContext(s.ctx, self)
 	cmd.Env = append(append(cmd.Environ(), env...), s.variable+"="+role)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

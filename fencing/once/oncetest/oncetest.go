@@ -21,6 +21,7 @@ func Run(t *testing.T, s once.Store) {
 		"begin": (*suite).begin, "end": (*suite).end, "abandon": (*suite).abandon,
 		"resolve": (*suite).resolve, "forget": (*suite).forget, "race": (*suite).race,
 		"ids": (*suite).ids, "sizes": (*suite).sizes, "crowd": (*suite).crowd, "ended": (*suite).ended,
+		"resolveRace": (*suite).resolveRace,
 	} {
 		t.Run(name, func(t *testing.T) { test(&suite{t, s, t.Context(), t.Name()}) })
 	}
@@ -208,6 +209,28 @@ func (s *suite) crowd() {
 		})
 	}
 	wg.Wait()
+}
+
+// resolveRace lets somebody resolve what another one is just beginning: what Resolve says is so.
+func (s *suite) resolveRace() {
+	for n := range 40 {
+		id, result := fmt.Sprint(s.id, "/", n), []byte("found")
+		if n%2 == 0 {
+			result = nil
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { // ends with the answer
+			if _, err := s.s.Begin(s.ctx, id, "a"); err != nil {
+				s.t.Error(err)
+			}
+		})
+		err := s.s.Resolve(s.ctx, id, result)
+		wg.Wait()
+		s.ok(err)
+		r, err := s.s.Begin(s.ctx, id, "b")
+		s.ok(err)
+		s.check(r.State == once.Done && string(r.Payload) == string(result), "it is resolved")
+	}
 }
 
 // ended calls with a context that has ended: it is an error, and nothing happens later.
