@@ -70,9 +70,8 @@ type waitGraph interface {
 	unnote(ctx context.Context, id string, records []waitRecord) error
 	// look returns who holds key, "" if nobody does, and what its flow waits for.
 	look(ctx context.Context, key string) (owner string, waits []waitRecord, err error)
-	// sever takes key from owner and gives it to the first who waits. It tells the holder
-	// by the channel of a record.
-	sever(ctx context.Context, lease Lease, r waitRecord) error
+	// tellBroken tells the holder of a lock, by the channel of a record, that it was broken.
+	tellBroken(ctx context.Context, r waitRecord) error
 }
 
 // waitRecord says that the flow which holds one lock waits for another.
@@ -357,9 +356,12 @@ func (p *prober) resolve(ctx context.Context, closing *Lock, path []edge) error 
 		}
 	}
 	k.config.warn(k.key, k.owner, "deadlock: breaking the lock "+oldest.Name+" of "+oldest.Owner, found)
-	err := p.graph.sever(ctx, Lease{Key: oldest.Key, Owner: oldest.Owner}, oldest)
+	err := k.l.sendRelease(ctx, Lease{Key: oldest.Key, Owner: oldest.Owner})
+	if err == nil {
+		err = p.graph.tellBroken(ctx, oldest)
+	}
 	if err != nil && !errors.Is(err, ErrLost) {
-		k.config.warn(k.key, k.owner, "deadlock: the lock could not be broken", err)
+		k.config.warn(k.key, k.owner, "deadlock: the lock could not be broken, or its holder not be told", err)
 	}
 	if oldest.Owner == closing.owner {
 		closing.l.heardBroken(closing.owner)

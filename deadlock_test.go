@@ -307,7 +307,7 @@ func (g *model) unnote(_ context.Context, id string, records []waitRecord) error
 	return nil
 }
 
-func (g *model) sever(context.Context, Lease, waitRecord) error { return nil }
+func (g *model) tellBroken(context.Context, waitRecord) error { return nil }
 
 func (g *model) look(_ context.Context, key string) (string, []waitRecord, error) {
 	g.mu.Lock()

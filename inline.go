@@ -29,7 +29,7 @@ func (w *want) waitInLine() error {
 	}
 	l.line.store.await(k.full)
 	defer l.line.store.enough(k.full)
-	s := &spot{k: k, got: make(chan verdict, 1)}
+	s := &spot{k: k, holds: holdsOf(heldIn(w.ctx, l.resource)), got: make(chan verdict, 1)}
 	w.queued = true
 	defer w.settleLine(s)
 	for {

@@ -66,7 +66,8 @@ type lineCall struct {
 	window  time.Duration // how long the place is kept
 	most    int           // waiters, when this one is new; 0: any number
 	fencing bool
-	floored bool // with fencing: the token has a floor
+	floored bool   // with fencing: the token has a floor
+	holds   string // what the flow holds, see holdsOf
 }
 
 // lineAnswer is the answer to one call. One of grant, held and err is not nil.
@@ -135,8 +136,9 @@ func (n *line) sweep(now clock.Instant) bool { return n.store != nil && n.store.
 
 // spot is the place of one acquisition in the queue of its key.
 type spot struct {
-	k   *Lock
-	got chan verdict // one element
+	k     *Lock
+	holds string       // what the flow holds, see holdsOf
+	got   chan verdict // one element
 
 	// What follows is guarded by Locker.mu.
 	open    bool // it waits: no verdict yet, and not given up

@@ -67,7 +67,7 @@ func (l *Locker) call(ctx context.Context, batch []*spot) {
 		s.sent[s.calls%len(s.sent)] = now
 		call := lineCall{
 			Lease: s.k.lease(), n: s.calls, claim: s.claim(), window: s.window(),
-			fencing: s.k.config.fencing, floored: s.k.config.floored,
+			fencing: s.k.config.fencing, floored: s.k.config.floored, holds: s.holds,
 		}
 		if s.held == nil { // who has had a place is not refused one
 			call.most = s.k.config.maxWaiters

@@ -79,22 +79,16 @@ func (s *redisStore) look(ctx context.Context, key string) (string, []waitRecord
 	return owner, records, nil
 }
 
-func (s *redisStore) sever(ctx context.Context, lease Lease, r waitRecord) error {
-	if _, err := s.handOn(ctx, lease); err != nil {
-		return err
-	}
-	return s.tellBroken(ctx, r.Verb, r.Channel, lease.Owner)
-}
+// brokenText is the message to the Locker of a lock that was broken. It does not believe it,
+// but asks.
+func brokenText(owner string) string { return fmt.Sprintf("%d 0 %s", brokenCall, owner) }
 
-// tellBroken tells the Locker that listens on a channel that its lock was taken away. It
-// does not believe that, but asks.
-func (s *redisStore) tellBroken(ctx context.Context, verb, channel, owner string) error {
-	text := fmt.Sprintf("%d 0 %s", brokenCall, owner)
+func (s *redisStore) tellBroken(ctx context.Context, r waitRecord) error {
 	switch {
-	case channel == "":
+	case r.Channel == "":
 		return nil // it hears of it with its next renewal
-	case verb == "SPUBLISH":
-		return s.wrap(s.client.SPublish(ctx, channel, text).Err(), true)
+	case r.Verb == "SPUBLISH":
+		return s.wrap(s.client.SPublish(ctx, r.Channel, brokenText(r.Owner)).Err(), true)
 	}
-	return s.wrap(s.client.Publish(ctx, channel, text).Err(), true)
+	return s.wrap(s.client.Publish(ctx, r.Channel, brokenText(r.Owner)).Err(), true)
 }

@@ -200,7 +200,7 @@ func (w *lineBatch) args(group []int) []any {
 			fenced = '1'
 		}
 		args = append(args, &w.owners[at], c.n, clock.Millis(c.TTL), clock.Millis(c.window), c.most,
-			fmt.Sprintf("%d %c %s %s", clock.Millis(c.claim), fenced, w.verbs[at], w.answers[at].channel))
+			fmt.Sprintf("%d %c%s %s %s", clock.Millis(c.claim), fenced, c.holds, w.verbs[at], w.answers[at].channel))
 	}
 	return args
 }

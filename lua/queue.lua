@@ -1,5 +1,5 @@
 -- The queue of waiters, put after mint.lua and before release.lua and wait.lua. K lock; Q sorted set of the owners that
--- wait, by ticket; W hash of owner to 'call deadline lease fencing verb channel', times in ms; F fence
+-- wait, by ticket; W hash of owner to 'call deadline lease fencing:holds verb channel', times in ms; F fence
 -- counter. A broken counter or full memory must not stop a release, so errors are caught.
 -- Returns nothing itself. first: the first live waiter, the dead before it dropped; tell: sends it text
 -- unless its channel is mine; hand: gives K to the first live waiter that can be given it, with a token
@@ -26,7 +26,7 @@ local function first(Q, W)
   end
 end
 local function tell(rest, mine, text)
-  local verb, channel = string.match(rest, '^%d+ %d (%u*) (.*)$')
+  local verb, channel = string.match(rest, '^%d+ %d%S* (%u*) (.*)$')
   if channel ~= mine and channel ~= '' then redis.pcall(verb, channel, text) end
 end
 local function hand(K, Q, W, F, mine)

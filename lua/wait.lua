@@ -1,7 +1,7 @@
 -- One call of each of several waiters: takes the lock if it is free and nobody is before, or else
 -- takes or keeps a place in the queue. KEYS[4i-3] lock, KEYS[4i-2] queue, KEYS[4i-1] waiters, KEYS[4i] fence counter;
 -- ARGV[6i-5] owner value; ARGV[6i-4] its call's number; ARGV[6i-3] TTL in ms; ARGV[6i-2] ms that the place
--- is kept; ARGV[6i-1] most waiters, 0 any; ARGV[6i] 'lease fencing verb channel' for a hand-over, lease in ms
+-- is kept; ARGV[6i-1] most waiters, 0 any; ARGV[6i] 'lease fencing:holds verb channel' for a hand-over, lease in ms
 -- Returns for each: {1, token} taken; {2, token, PTTL} the owner's already; {0, holder's value, PTTL,
 --         waiters before it, 1 for any when new} queued; {-1, holder's value, PTTL} the queue is full; {-2, text} error.
 local function full(Q, W, most)
@@ -43,12 +43,13 @@ local function call(K, Q, W, F, owner, n, ttl, window, most, data)
   if most > 0 and not redis.call('ZSCORE', Q, owner) and full(Q, W, most) then
     return {-1, string.sub(value, 1, 256), redis.call('PTTL', K)}
   end
-  local text = n .. ' ' .. string.format('%.0f', time() + window) .. ' ' .. data -- %s would end at a NUL
+  local now = time()
+  local text = n .. ' ' .. string.format('%.0f', now + window) .. ' ' .. data -- %s would end at a NUL
   local before = redis.call('HSET', W, owner, text) == 0 and redis.call('ZRANK', Q, owner)
   redis.call('PEXPIRE', W, 5000)
   if not before then -- it is new
     local last = redis.call('ZRANGE', Q, -1, -1, 'WITHSCORES')
-    redis.call('ZADD', Q, (last[2] or 0) + 1, owner)
+    redis.call('ZADD', Q, math.max((last[2] or 0) + 1, now), owner) -- so that it tells since when
     before = last[1] and 1 or 0
   end
   redis.call('PEXPIRE', Q, 5000)
