@@ -76,6 +76,11 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	}
 	k := &Lock{l: l, config: cfg, key: key, full: full, owner: owner, ttl: cfg.ttl, longest: cfg.ttl}
 	if outer := heldBy(ctx, l.resource, full); outer != nil {
+		if cfg.reentrant {
+			if nested, err := l.nest(ctx, outer, cfg); nested != nil || err != nil {
+				return nested, err
+			}
+		}
 		err := deadlock(k, outer, wait)
 		cfg.refused(key, err)
 		return nil, err

@@ -25,6 +25,12 @@ func (k *Lock) Extend(ctx context.Context, ttl time.Duration) error {
 	if ctx == nil {
 		return invalid("nil context")
 	}
+	if k.root != nil {
+		if k.ctx.Err() != nil {
+			return k.Err()
+		}
+		return k.root.Extend(ctx, ttl)
+	}
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}

@@ -107,6 +107,8 @@ type Lock struct {
 	cancel context.CancelCauseFunc
 	since  clock.Instant // when it was granted
 	limit  clock.Instant // the cap on the hold
+	root   *Lock         // whose grant this nested Lock stands on; nil: its own
+	unhook func() bool   // of a nested Lock: it does not end with root any more
 
 	// until is the end of validity. It only moves under l.mu, and forward only,
 	// but for an Extend to a shorter lease; a moment that has passed stays.
@@ -117,6 +119,8 @@ type Lock struct {
 	suspect bool // an abandoned try of this owner may still run at the server
 	ghost   bool // a late call may have left a place in the queue
 	broken  bool // it was told that somebody has broken it
+	nested  int  // Locks on this grant that were not released, but for this one
+	parted  bool // Release was called, on this one of several
 	ttl     time.Duration
 	longest time.Duration // of all leases that were ever asked for
 	ceiling time.Duration // a lease that an Extend of unknown fate may yet set; 0: none
@@ -164,7 +168,9 @@ func (k *Lock) Err() error {
 		return ErrNotHeld
 	}
 	var err error
-	if clock.Now() >= k.validUntil() {
+	if k.root != nil {
+		err = k.root.Err()
+	} else if clock.Now() >= k.validUntil() {
 		err = k.l.expire(k)
 	}
 	if k.ctx.Err() != nil {
@@ -183,7 +189,12 @@ func (k *Lock) ValidUntil() time.Time {
 	return k.validUntil().Wall()
 }
 
-func (k *Lock) validUntil() clock.Instant { return clock.Instant(k.until.Load()) }
+func (k *Lock) validUntil() clock.Instant {
+	if k.root != nil {
+		return k.root.validUntil()
+	}
+	return clock.Instant(k.until.Load())
+}
 
 // Token returns the fencing token, 0 without WithFencing.
 func (k *Lock) Token() fencing.Token {
@@ -356,7 +367,7 @@ func (l *Locker) releaseAll(locks []*Lock, end clock.Instant) error {
 			if clock.Now() >= end {
 				continue
 			}
-			err := locks[i].release(end)
+			err := locks[i].release(end, true)
 			if errors.Is(err, ErrNotHeld) && !errors.Is(err, ErrLost) {
 				err = nil // it was released at the same moment
 			}

@@ -57,6 +57,7 @@ type config struct {
 	minHold      time.Duration  // 0: none
 	deadlocks    time.Duration  // when a nested wait is looked at; 0: the default
 	breaks       bool           // a deadlock is ended by breaking a lock
+	reentrant    bool           // a flow may take what it holds
 	replicas     int
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()

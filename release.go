@@ -46,14 +46,26 @@ func (k *Lock) Release() error {
 	if k == nil || k.l == nil {
 		return ErrNotHeld
 	}
+	if k.root != nil {
+		return k.releaseNested()
+	}
 	now := clock.Early()
-	return k.release(now.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(now)))))
+	return k.release(now.Add(min(releaseLimit, max(releaseLeast, k.validUntil().Sub(now)))), false)
 }
 
-// release is Release with its bound.
-func (k *Lock) release(end clock.Instant) error {
+// release is Release with its bound. With all it does not wait for the nested Locks.
+func (k *Lock) release(end clock.Instant, all bool) error {
 	l := k.l
 	l.mu.Lock()
+	if k.nested > 0 && !all {
+		parted := k.parted
+		k.parted = true
+		l.mu.Unlock()
+		if parted {
+			return ErrNotHeld
+		}
+		return k.ownLoss()
+	}
 	for k.giving.busy { // somebody else is at it: one that gets no answer is enough
 		if k.giving.after == nil {
 			k.giving.after = make(chan struct{})
