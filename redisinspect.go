@@ -20,7 +20,7 @@ const scanPage = 500
 
 // ownerValue is what a Locker writes: a holder's name and a UUID, and perhaps what Store.Release
 // leaves of it with Keep, or what a majority puts behind it.
-var ownerValue = regexp.MustCompile(`^[^/]*/[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}([.:][0-9]+)*(\.kept)?$`)
+var ownerValue = regexp.MustCompile(`^[^/]*/[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}([.:][0-9]+)*(\.kept|\.detached)?$`)
 
 var _ inspector = (*redisStore)(nil)
 

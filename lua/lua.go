@@ -42,6 +42,14 @@ var (
 	//go:embed note.lua
 	Note string
 
+	// Detach leaves a lock to whoever attaches to it.
+	//go:embed detach.lua
+	Detach string
+
+	// Attach takes a lock that was left.
+	//go:embed attach.lua
+	Attach string
+
 	// Extend sets what is left of one lease, if it is the caller's.
 	//go:embed extend.lua
 	Extend string
