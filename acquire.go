@@ -48,6 +48,11 @@ func (l *Locker) acquire(ctx context.Context, key string, opts []Option, wait bo
 	if err != nil {
 		return nil, err
 	}
+	return l.acquireWith(ctx, key, cfg, wait)
+}
+
+// acquireWith is acquire with all settings.
+func (l *Locker) acquireWith(ctx context.Context, key string, cfg *config, wait bool) (*Lock, error) {
 	full, err := cfg.fullKey(key)
 	if err != nil {
 		return nil, err

@@ -46,6 +46,7 @@ type Locker struct {
 	watch    watchdog
 	queues   map[string]*queue // of keys or stores without queues of their own
 	line     line
+	names    []*Lock // of ReleaseHolder: holders' names that are in use here
 }
 
 // New returns a Locker on one Redis: a server, a Sentinel set, a Cluster or a

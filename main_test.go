@@ -15,6 +15,7 @@ func TestMain(m *testing.M) {
 		"job":    childJob,
 
 		"service": childService,
+		"pod":     childPod,
 
 		"line-one":   childLine,
 		"line-crowd": childCrowd,

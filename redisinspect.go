@@ -145,6 +145,7 @@ func (s *redisStore) holders(ctx context.Context, c redis.UniversalClient, keys 
 		switch {
 		case err != nil && !refused: // no string, or gone, is no lock
 			return nil, err
+		case strings.Contains(key, holderKey): // it is of ReleaseHolder
 		case err == nil && lefts[i].Err() == nil && ownerValue.MatchString(value):
 			held = append(held, LockInfo{Key: key, Owner: value, Holder: holderOf(value), TTL: lefts[i].Val()})
 		}
