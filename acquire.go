@@ -169,6 +169,9 @@ func (w *want) run(wait bool) (*Lock, error) {
 		}
 	}
 	if err == nil {
+		if w.k.config.inspect {
+			w.l.describe(w.k)
+		}
 		if w.k.config.observer.Acquired != nil { // else the time is not needed, which costs
 			w.k.config.acquired(w.k.key, clock.Now().Sub(w.start), w.attempts)
 		}

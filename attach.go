@@ -154,6 +154,9 @@ func (l *Locker) attach(ctx context.Context, s detacher, k *Lock, owner string) 
 	}
 	if err == nil {
 		if err = l.grant(ctx, k, g, sent, g.Repeated); err == nil {
+			if k.config.inspect {
+				l.describe(k)
+			}
 			k.config.acquired(k.key, clock.Now().Sub(sent), 1)
 			return k, nil
 		}

@@ -26,6 +26,12 @@ type LockInfo struct {
 	TTL    time.Duration // what is left of the lease; negative: no expiry, or the lock is free
 	Token  fencing.Token // the latest that the counter beside the key has given; 0: none. Not in List
 
+	// What a Locker with WithInspect or WithLabels tells; not in List.
+	Since  time.Time         // since when it is held, by the holder's clock; zero: not known
+	Host   string            // of the holder
+	PID    int               // of its process
+	Labels map[string]string // of WithLabels
+
 	// Waiters are those who wait, the next first. Not in List.
 	Waiters []WaiterInfo
 }

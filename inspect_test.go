@@ -3,6 +3,8 @@ package holdfast
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -203,6 +205,54 @@ func TestBreak(t *testing.T) {
 	<-own.Context().Done()
 	require.ErrorIs(t, operator.Break(t.Context(), "own", ""), ErrInvalid)
 	require.ErrorIs(t, operator.Break(t.Context(), "free", own.Owner()), ErrNotHeld)
+}
+
+// What WithInspect and WithLabels tell is there for as long as the lock, also after a hand-over and
+// renewals, and is not taken for that of the next holder.
+func TestLabels(t *testing.T) {
+	s := redistest.Start(t)
+	l := newTestLocker(t, s.Client(), WithTTL(3*time.Second), WithRenewEvery(300*time.Millisecond))
+	labels := map[string]string{"request": "17"}
+	told := func(k *Lock, want map[string]string) {
+		t.Helper()
+		redistest.Eventually(t, 5*time.Second, "it is told", func() bool {
+			info, err := l.Inspect(t.Context(), "k")
+			return err == nil && info.Owner == k.Owner() && info.PID == os.Getpid() && info.Host != "" &&
+				time.Since(info.Since) < time.Minute && maps.Equal(info.Labels, want)
+		})
+	}
+	k := hold(t, l, "k", WithLabels(labels))
+	labels["request"] = "18"
+	want := map[string]string{"request": "17"}
+	told(k, want)
+	require.NoError(t, s.Admin().Del(t.Context(), "{k}:about").Err())
+	told(k, want) // with a renewal
+	ttl := s.Admin().PTTL(t.Context(), "{k}:about").Val()
+	require.Positive(t, ttl)
+	require.LessOrEqual(t, ttl, 3*time.Second)
+	next := make(chan *Lock, 1)
+	go func() { // ends with its lock
+		k, err := l.Acquire(context.WithoutCancel(t.Context()), "k", WithInspect())
+		if err != nil {
+			t.Error(err)
+		}
+		next <- k
+	}()
+	redistest.Eventually(t, 5*time.Second, "it waits", func() bool {
+		info, err := l.Inspect(t.Context(), "k")
+		return err == nil && len(info.Waiters) == 1
+	})
+	require.NoError(t, k.Release())
+	k = <-next
+	told(k, nil)
+	require.NoError(t, k.Release())
+	k = hold(t, l, "k")
+	info, err := l.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	require.Zero(t, info.PID, "it tells nothing")
+	require.NoError(t, k.Release())
+	_, err = l.TryAcquire(t.Context(), "k", WithLabels(map[string]string{"x": strings.Repeat("y", mostLabels)}))
+	require.ErrorIs(t, err, ErrInvalid)
 }
 
 func TestInspectOtherStores(t *testing.T) {

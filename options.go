@@ -58,6 +58,9 @@ type config struct {
 	deadlocks    time.Duration  // when a nested wait is looked at; 0: the default
 	breaks       bool           // a deadlock is ended by breaking a lock
 	reentrant    bool           // a flow may take what it holds
+	inspect      bool           // more is told of a lock
+	labels       map[string]string
+	about        string // the text of that
 	replicas     int
 	replicaLimit time.Duration
 	logger       *slog.Logger // nil: slog.Default()

@@ -30,11 +30,13 @@ func (s *redisStore) inspect(ctx context.Context, key string) (LockInfo, error) 
 	now := pipe.Time(ctx)
 	var token *redis.StringCmd
 	var queue *redis.ZSliceCmd
-	var waiters *redis.MapStringStringCmd
+	var waiters, told *redis.MapStringStringCmd
 	if c, ok := keyspace.CompanionsOf(key); ok {
 		token = pipe.Get(ctx, c.Fence)
 		queue = pipe.ZRangeWithScores(ctx, c.Queue, 0, -1)
 		waiters = pipe.HGetAll(ctx, c.Waiters)
+		about, _ := aboutOf(key) // there is room for it, too
+		told = pipe.HGetAll(ctx, about)
 	}
 	_, _ = pipe.Exec(ctx) // the errors are in the commands
 	info := LockInfo{TTL: -1}
@@ -51,6 +53,7 @@ func (s *redisStore) inspect(ctx context.Context, key string) (LockInfo, error) 
 	if n, err := token.Int64(); err == nil {
 		info.Token = fencing.Token(n)
 	}
+	info.readAbout(told)
 	if err := errors.Join(queue.Err(), waiters.Err(), now.Err()); err != nil {
 		return info, s.wrap(err, true)
 	}

@@ -174,16 +174,22 @@ func (l *Locker) renew(batch []renewing) {
 	now = clock.Now()
 	share := rand.Float64() // one for all, so that they go on sharing calls
 	var losses []loss
+	var told []*Lock
 	for i, r := range batch {
 		r.k.renewal.flights = slices.DeleteFunc(r.k.renewal.flights, func(g *flight) bool { return g == f })
 		if lost := l.renewed(r, sent, now, share, results[i]); lost != nil {
 			losses = append(losses, loss{r.k, lost})
+		} else if r.k.config.inspect && results[i] == nil {
+			told = append(told, r.k)
 		}
 	}
 	l.rouse()
 	l.mu.Unlock()
 	for _, lost := range losses {
 		l.lose(lost.k, lost.err)
+	}
+	if len(told) > 0 {
+		l.describe(told...)
 	}
 }
 

@@ -50,6 +50,10 @@ var (
 	//go:embed attach.lua
 	Attach string
 
+	// Describe tells more of a held lock.
+	//go:embed describe.lua
+	Describe string
+
 	// Extend sets what is left of one lease, if it is the caller's.
 	//go:embed extend.lua
 	Extend string
