@@ -69,6 +69,13 @@ func TestInspect(t *testing.T) {
 	require.NoError(t, s.Admin().LPush(t.Context(), "p:list", "x").Err())
 	_, err = l.Inspect(t.Context(), "list")
 	require.ErrorIs(t, err, ErrUnavailable)
+	stranger := newTestLocker(t, s.Client(func(o *redis.Options) { o.Username, o.Password = "nobody", "wrong" }))
+	_, err = stranger.Inspect(t.Context(), "k")
+	require.ErrorIs(t, err, ErrUnavailable, "and not free")
+	require.ErrorContains(t, err, "WRONGPASS")
+	for _, err := range stranger.List(t.Context(), "*") {
+		require.ErrorIs(t, err, ErrUnavailable)
+	}
 	s.Kill()
 	_, err = l.Inspect(t.Context(), "k")
 	require.ErrorIs(t, err, ErrUnavailable)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,7 +39,9 @@ func (s *redisStore) inspect(ctx context.Context, key string) (LockInfo, error) 
 		about, _ := aboutOf(key) // there is room for it, too
 		told = pipe.HGetAll(ctx, about)
 	}
-	_, _ = pipe.Exec(ctx) // the errors are in the commands
+	if err := flush(ctx, pipe); err != nil {
+		return LockInfo{}, s.wrap(err, true)
+	}
 	info := LockInfo{TTL: -1}
 	switch err := value.Err(); {
 	case err == nil && left.Err() == nil:
@@ -64,6 +67,16 @@ func (s *redisStore) inspect(ctx context.Context, key string) (LockInfo, error) 
 		}
 	}
 	return info, nil
+}
+
+// flush sends a pipeline. Its error is one that no command has: that of a connection that could
+// not be made, such as WRONGPASS, is only here.
+func flush(ctx context.Context, pipe redis.Pipeliner) error {
+	cmds, err := pipe.Exec(ctx)
+	if slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
+		return nil // each tells its own
+	}
+	return err
 }
 
 // readWaiter reads a waiter's entry, see queue.lua.
@@ -141,7 +154,9 @@ func (s *redisStore) holders(ctx context.Context, c redis.UniversalClient, keys 
 	for i, key := range keys {
 		values[i], lefts[i] = pipe.Get(ctx, key), pipe.PTTL(ctx, key)
 	}
-	_, _ = pipe.Exec(ctx) // the errors are in the commands
+	if err := flush(ctx, pipe); err != nil {
+		return nil, err
+	}
 	for i, key := range keys {
 		value, err := values[i].Result()
 		_, refused := refusal.Text(err)

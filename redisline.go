@@ -180,7 +180,7 @@ func (w *lineBatch) pipe(ctx context.Context, groups [][]int, text bool) []*redi
 	for _, cmd := range cmds {
 		_ = p.Process(ctx, cmd)
 	}
-	_, _ = p.Exec(ctx) // the errors are in the commands
+	execScripts(ctx, p, cmds)
 	return cmds
 }
 

@@ -164,8 +164,19 @@ func (s *redisStore) pipe(ctx context.Context, leases []Lease, groups [][]int,
 		keys, args := renewArgs(leases, g)
 		cmds[i] = send(ctx, p, keys, args...)
 	}
-	_, _ = p.Exec(ctx) // the errors are in the commands
+	execScripts(ctx, p, cmds)
 	return cmds
+}
+
+// execScripts sends a pipeline of scripts, whose errors are then in them: also that of a
+// connection that could not be made, such as WRONGPASS, which go-redis puts into none.
+func execScripts(ctx context.Context, p redis.Pipeliner, cmds []*redis.Cmd) {
+	_, err := p.Exec(ctx)
+	for _, cmd := range cmds {
+		if err != nil && cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+	}
 }
 
 // renewArgs returns keys and arguments of the renew script for a group of leases.
