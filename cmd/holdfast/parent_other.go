@@ -1,0 +1,8 @@
+//go:build unix && !linux
+
+package main
+
+import "syscall"
+
+// dieWithParent does nothing: this system cannot do it.
+func dieWithParent(*syscall.SysProcAttr) {}
